@@ -1,0 +1,60 @@
+# Every target only calls uv, which is put into .uv/ where it is missing.
+UV := $(shell command -v uv || echo .uv/bin/uv)
+RUN := $(UV) run --no-project
+INSTALL := UV_FIND_LINKS="$(PIP_FIND_LINKS)" $(UV) pip install --quiet --compile-bytecode --constraints constraints.txt
+EXPORT := $(UV) pip compile pyproject.toml --universal --python-version 3.11 --no-header --no-annotate --quiet
+EXTRAS := atari envpool procgen mujoco dm_control pettingzoo jax optuna cluster hub docs dev all
+export PYTHONPATH := $(CURDIR)
+
+.PHONY: help train test test-slow format constraints requirements clean
+
+help:
+	@echo "make train         PPO on CartPole-v1, in about two minutes"
+	@echo "make test          the tests, with every extra installed"
+	@echo "make test-slow     the tests that train to the end as well"
+	@echo "make format        ruff and codespell over everything"
+	@echo "make constraints   test with the newest versions from now on"
+	@echo "make requirements  export requirements/ from pyproject.toml"
+
+train: .venv/train
+	$(RUN) python cleanrl/ppo.py
+
+test: .venv/all
+	$(RUN) pytest --numprocesses 2 -m "not slow"
+
+test-slow: .venv/all
+	$(RUN) pytest --numprocesses 2
+
+format: .venv/all
+	$(RUN) ruff check --fix
+	$(RUN) ruff format
+	$(RUN) codespell
+
+constraints: $(UV)
+	$(EXPORT) --all-extras --upgrade --output-file constraints.txt
+	$(MAKE) requirements
+
+requirements: $(UV)
+	mkdir -p requirements
+	$(EXPORT) --constraints constraints.txt --output-file requirements/requirements.txt
+	for extra in $(EXTRAS); do \
+		$(EXPORT) --constraints constraints.txt --extra $$extra --output-file requirements/requirements-$$extra.txt || exit 1; \
+	done
+
+# A file in .venv says what was installed last; it is older than what it depends on when that has changed.
+.venv/train: pyproject.toml constraints.txt | .venv/pyvenv.cfg
+	$(INSTALL) --requirements pyproject.toml
+	@touch $@
+
+.venv/all: pyproject.toml constraints.txt | .venv/pyvenv.cfg
+	$(INSTALL) --requirements pyproject.toml --extra all
+	@touch $@ .venv/train
+
+.venv/pyvenv.cfg: | $(UV)
+	$(UV) venv --quiet --allow-existing
+
+.uv/bin/uv:
+	python3 -m pip install --quiet --target .uv uv
+
+clean:
+	rm -rf .venv .uv
