@@ -39,7 +39,7 @@ class Args:
     exp_name: str = Path(__file__).stem  # name of this experiment
     seed: int = 1  # seed of the weights, the environments and every sampled number
     torch_deterministic: bool = True  # ask PyTorch for deterministic algorithms
-    cuda: bool = True  # use the GPU if there is one and the network is large enough to gain from it
+    cuda: bool = True  # use the GPU if there is one and the networks have enough to do to gain from it
     track: bool = False  # also log to Weights & Biases
     wandb_project_name: str = "cleanRL"  # project to log to
     wandb_entity: str | None = None  # team to log to
@@ -79,7 +79,6 @@ def layer_init(layer, std=2**0.5):
 
 def mlp(in_dim, out_dim, std):
     return nn.Sequential(
-        nn.Flatten(),
         layer_init(nn.Linear(in_dim, 64)),
         nn.Tanh(),
         layer_init(nn.Linear(64, 64)),
@@ -96,10 +95,10 @@ class Agent(nn.Module):
         self.critic = mlp(obs_dim, 1, std=1.0)
 
     def policy(self, obs):
-        return self.actor(obs).log_softmax(-1)
+        return self.actor(obs.reshape(len(obs), -1)).log_softmax(-1)
 
     def value(self, obs):
-        return self.critic(obs).squeeze(-1)
+        return self.critic(obs.reshape(len(obs), -1)).squeeze(-1)
 
 
 def sample(log_probs):
@@ -127,44 +126,47 @@ if __name__ == "__main__":
             raise SystemExit(f"cannot resume {resume}: {type(error).__name__}: {error}".splitlines()[0]) from None
         if ":" in args.env_id and args.env_id != env_id:  # part of the id is a module to import, and a run may be a stranger's
             raise SystemExit(f"resuming will import {args.env_id}: if you trust it, add --env-id {args.env_id}")
-    run_name = re.sub(r"[/\\:]", "-", f"{args.env_id}__{args.exp_name}__{args.seed}__{int(start_time)}")
-    run_folder = Path(resume) if resume else Path("runs", run_name)
+    run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(start_time)}"
+    run_folder = Path(resume or "runs/" + re.sub(r"[/\\:]", "-", run_name))
+
+    # check that the numbers fit together and the file fits the environment
     batch_size = args.num_envs * args.num_steps
     num_iterations = args.total_timesteps // max(batch_size, 1)
     counts = (args.num_envs, args.num_steps, args.num_minibatches, args.update_epochs, args.checkpoint_interval)
+    sizes = (args.learning_rate, args.clip_coef, args.max_grad_norm)
     for rule, kept in {
-        "num_envs, num_steps, num_minibatches, update_epochs and checkpoint_interval must be at least 1": min(counts) >= 1,
-        f"total_timesteps must be at least num_envs * num_steps, here {batch_size}": num_iterations >= 1,
-        "num_minibatches must be at most num_envs * num_steps / 2": args.num_minibatches
-        <= args.num_envs * (args.num_steps // 2),
-        "gamma and gae_lambda must lie between 0 and 1": 0 <= args.gamma <= 1 and 0 <= args.gae_lambda <= 1,
-        "learning_rate and clip_coef must not be negative": args.learning_rate >= 0 and args.clip_coef >= 0,
-        "max_grad_norm must be positive": args.max_grad_norm > 0,
-        "seed must lie between 0 and 2**63 - 1": 0 <= args.seed < 2**63,
+        "num_envs, num_steps, num_minibatches, update_epochs, checkpoint_interval: at least 1": min(counts) >= 1,
+        f"total_timesteps: at least num_envs * num_steps, here {batch_size}": num_iterations >= 1,
+        "num_minibatches: at most num_envs * num_steps / 2": args.num_minibatches <= args.num_envs * (args.num_steps // 2),
+        "gamma, gae_lambda: from 0 to 1": 0 <= args.gamma <= 1 and 0 <= args.gae_lambda <= 1,
+        "learning_rate, clip_coef, max_grad_norm: above 0": np.min(sizes) > 0,
+        "seed: from 0 to 2**63 - 1": 0 <= args.seed < 2**63,
     }.items():
         if not kept:
-            raise SystemExit(rule)
+            raise SystemExit(f"out of range: {rule}")
     try:
         envs = make_envs(args, args.num_envs, "rgb_array" if args.capture_video else None)
     except Exception as error:
         raise SystemExit(f"cannot make {args.env_id}: {type(error).__name__}: {error}".splitlines()[0]) from None
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
-    if not isinstance(obs_space, gym.spaces.Box) or not isinstance(action_space, gym.spaces.Discrete):
-        found = f"{type(obs_space).__name__} observations and {type(action_space).__name__} actions"
-        raise SystemExit(f"ppo.py needs Box observations and Discrete actions; {args.env_id} has {found}")
+    spaces = f"{type(obs_space).__name__} observations and {type(action_space).__name__} actions"
+    if spaces != "Box observations and Discrete actions":
+        raise SystemExit(f"{Path(__file__).name} needs Box observations and Discrete actions; {args.env_id} has {spaces}")
+    if args.capture_video and "rgb_array" not in envs.metadata.get("render_modes", ()):
+        raise SystemExit(f"cannot record {args.env_id}: it has no render mode rgb_array")
 
     # seed, build, restore
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic matrix products need on a GPU
     torch.use_deterministic_algorithms(args.torch_deterministic)
     torch.manual_seed(args.seed)
-    is_small = np.prod(obs_space.shape) < 2048  # so small a network is computed sooner than a GPU or a thread is started
-    if is_small:
+    work = args.num_envs * np.prod(obs_space.shape)  # how many numbers the networks read at a step
+    if work < 2**13:  # too few for several threads to pay, by measurement
         torch.set_num_threads(1)
-    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() and not is_small else "cpu")
+    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() and work >= 2**19 else "cpu")  # for a GPU to pay
     agent = Agent(envs).to(device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)  # [core 3]
     parts = {"agent": agent, "optimizer": optimizer}
-    first_iteration = global_step = 0
+    global_step = 0
     if resume and (run_folder / "checkpoint.pt").exists():
         try:
             checkpoint = torch.load(run_folder / "checkpoint.pt", map_location="cpu", weights_only=True)
@@ -172,11 +174,11 @@ if __name__ == "__main__":
                 part.load_state_dict(checkpoint[name])
             torch.set_rng_state(checkpoint["rng"])
             torch.cuda.set_rng_state_all(checkpoint["cuda_rng"][: torch.cuda.device_count()])
-            first_iteration, global_step = checkpoint["iteration"], checkpoint["global_step"]
+            global_step = int(checkpoint["global_step"])
         except Exception as error:
             raise SystemExit(f"cannot resume {resume}: {type(error).__name__}: {error}".splitlines()[0]) from None
 
-    # log
+    # open the logs
     if args.track:
         try:
             import wandb
@@ -198,19 +200,17 @@ if __name__ == "__main__":
             "packages": {d.name: d.version for d in distributions()},
         }
         try:
-            scratch_folder = Path(f"{run_folder}.tmp")
-            scratch_folder.mkdir(parents=True)
-            (scratch_folder / "run.json").write_text(json.dumps(about, indent=2))
-            scratch_folder.rename(run_folder)  # the folder appears with run.json in it, or not at all
+            os.makedirs(f"{run_folder}.tmp")
+            Path(f"{run_folder}.tmp", "run.json").write_text(json.dumps(about, indent=2))
+            os.rename(f"{run_folder}.tmp", run_folder)  # the folder appears with run.json in it, or not at all
         except OSError as error:
             raise SystemExit(f"cannot write {run_folder}: {error.strerror}") from None
     print(f"run folder: {run_folder}")
     writer = SummaryWriter(run_folder, purge_step=global_step + 1)
-    video_folder = run_folder / "videos"
-    logged_videos = set(video_folder.glob("*.mp4"))
+    videos = run_folder / "videos"
+    logged_videos = set(videos.glob("*.mp4"))
     if args.capture_video:
-        names = dict(video_folder=str(video_folder), name_prefix=f"step-{global_step}")
-        envs = gym.wrappers.vector.RecordVideo(envs, **names, record_first_only=True)
+        envs = gym.wrappers.vector.RecordVideo(envs, str(videos), name_prefix=f"step-{global_step}", record_first_only=True)
 
     # the rollout: row t is what the agent saw and did at step t, and what the environments answered
     obs = np.zeros((args.num_steps + 1, args.num_envs, *obs_space.shape), dtype=np.float32)
@@ -219,10 +219,11 @@ if __name__ == "__main__":
     rewards = np.zeros((args.num_steps, args.num_envs), dtype=np.float32)
     terminated = np.zeros((args.num_steps, args.num_envs), dtype=bool)
 
-    obs[-1], _ = envs.reset(seed=int(torch.randint(2**31, ())))
+    # train
+    obs[-1], _ = envs.reset(seed=int(np.random.SeedSequence((args.seed, global_step)).generate_state(1)[0]))
     start_time, start_step = time.time(), global_step
     progress = tqdm(initial=global_step, total=num_iterations * batch_size, unit="step", unit_scale=True)
-    for iteration in range(first_iteration, num_iterations):
+    for iteration in range(global_step // batch_size, num_iterations):
         if args.anneal_lr:  # [core 4]
             optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - iteration / num_iterations)
 
@@ -254,8 +255,7 @@ if __name__ == "__main__":
         b_obs, b_actions, b_values, b_advantages, b_returns = (
             torch.from_numpy(x[~is_last[:-1]]).to(device) for x in (obs[:-1], actions, values[:-1], advantages, returns)
         )
-        with torch.no_grad():
-            b_logprobs = agent.policy(b_obs).gather(1, b_actions[:, None]).squeeze(1)
+        b_logprobs = agent.policy(b_obs).gather(1, b_actions[:, None]).squeeze(1).detach()
         clipfracs = []
         for _epoch in range(args.update_epochs):
             for mb in torch.randperm(len(b_obs), device=device).tensor_split(args.num_minibatches):  # [core 6]
@@ -286,6 +286,7 @@ if __name__ == "__main__":
             if args.target_kl is not None and approx_kl > args.target_kl:
                 break
 
+        # log
         for name, scalar in {
             "charts/learning_rate": optimizer.param_groups[0]["lr"],
             "charts/SPS": int((global_step - start_step) / (time.time() - start_time)),
@@ -299,18 +300,18 @@ if __name__ == "__main__":
         }.items():
             writer.add_scalar(name, scalar, global_step)
 
+        # checkpoint
         if (iteration + 1) % args.checkpoint_interval == 0 or iteration + 1 == num_iterations:
             checkpoint = {name: part.state_dict() for name, part in parts.items()} | {
                 "rng": torch.get_rng_state(),
                 "cuda_rng": torch.cuda.get_rng_state_all(),
-                "iteration": iteration + 1,
                 "global_step": global_step,
             }
             writer.flush()
             torch.save(checkpoint, run_folder / "checkpoint.tmp")
             os.replace(run_folder / "checkpoint.tmp", run_folder / "checkpoint.pt")  # whole, or not at all
             if args.track:
-                for video in set(video_folder.glob("*.mp4")) - logged_videos:
+                for video in set(videos.glob("*.mp4")) - logged_videos:
                     wandb.log({"videos": wandb.Video(str(video))})
                     logged_videos.add(video)
 

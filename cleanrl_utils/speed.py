@@ -1,0 +1,152 @@
+"""How fast one of our files trains, next to its peers on the same settings, and next to its environments alone.
+
+    python -m cleanrl_utils.speed ppo
+    python -m cleanrl_utils.speed ppo --rounds 3 --peers sb3 --json speed.json
+
+Everything runs on the CPU, in one thread, one program after the other, round by round, so that a machine that slows down
+slows them all. Only the last 80% of each run count: imports, compilation and the first steps do not. Our file runs as it
+is; the settings are its defaults, and the peers get them from its run.json. Each peer has an environment of its own, made
+by uv, in which PyTorch and the other packages named below have their versions of constraints.txt. All log to TensorBoard, as
+ours does. Steps are counted as each program counts them: after an episode ours spends one on the reset, the peers none.
+"""
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import tyro
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+# algorithm: peer: its name, and the packages it runs on (where no version is given, that of constraints.txt);
+# the programs are cleanrl/<algorithm>.py and cleanrl_utils/speed_peers/<peer>_<algorithm>.py
+PEERS = {
+    "ppo": {
+        "sb3": ("Stable-Baselines3", "stable-baselines3==2.9.2 torch gymnasium numpy tensorboard"),
+        "sbx": ("SBX", "sbx-rl==0.28.0 jax jaxlib flax optax torch gymnasium numpy tensorboard"),
+    },
+}
+WARM_UP = 0.2  # share of the steps that does not count
+ROOT = Path(__file__).resolve().parents[1]
+PROGRAMS = ROOT / "cleanrl_utils" / "speed_peers"
+ONE_CPU_THREAD = {
+    **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+    "JAX_CPU_ENABLE_ASYNC_DISPATCH": "0",  # computing in the thread that asks is also the faster way for SBX
+    "JAX_PLATFORMS": "cpu",
+    "CUDA_VISIBLE_DEVICES": "",
+}
+
+
+@dataclass
+class Args:
+    algorithm: tyro.conf.Positional[str]  # which of our files to measure, such as ppo
+    rounds: int = 5  # how often each program runs
+    total_timesteps: int = 51_200  # environment steps of each run, of which the last 80% are measured
+    peers: tuple[str, ...] | None = None  # whom to compare with, such as sb3 (all there are if not given)
+    json: Path | None = None  # file for the figures of every round, with versions
+
+
+def measure(marks):
+    """The steps, and their seconds, from the end of the warm-up to the last of the (steps done, time) pairs."""
+    last_step, last_time = marks[-1]
+    first_step, first_time = next(mark for mark in marks if mark[0] >= WARM_UP * last_step)
+    if first_step == last_step:
+        raise SystemExit("total_timesteps is too small: nothing is left to measure after the warm-up")
+    return {"steps": last_step - first_step, "seconds": last_time - first_time}
+
+
+def run(program, command, folder):
+    find_links = {"UV_FIND_LINKS": os.environ["PIP_FIND_LINKS"]} if "PIP_FIND_LINKS" in os.environ else {}
+    done = subprocess.run(
+        list(map(str, command)), cwd=folder, env=os.environ | ONE_CPU_THREAD | find_links, capture_output=True, text=True
+    )
+    if done.returncode:
+        why = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise SystemExit(f"{program} failed: {why[-1].strip()}")
+    return done.stdout.strip().splitlines()[-1]
+
+
+def run_ours(file, flags, folder):
+    run("ours", [sys.executable, file, *flags], folder)
+    (run_folder,) = Path(folder, "runs").iterdir()
+    about = json.loads((run_folder / "run.json").read_text())
+    events = EventAccumulator(str(run_folder), size_guidance={"scalars": 0}).Reload().Scalars("charts/SPS")
+    return about, [(event.step, event.wall_time) for event in events]
+
+
+def with_packages(packages):
+    """The --with flags of uv for these packages; those without a version get their lines of constraints.txt."""
+    tested = (ROOT / "constraints.txt").read_text().splitlines()
+    for package in packages.split():
+        for line in [package] if "==" in package else [line for line in tested if line.startswith(f"{package}==")]:
+            yield from ("--with", line)
+
+
+def print_table(names, rounds):
+    """One row a program: its median rate, its range, and the medians of the ratios taken round by round."""
+    rates = {program: [figures[program]["steps"] / figures[program]["seconds"] for figures in rounds] for program in names}
+    rows = [("program", "steps/s", "min - max", "ours is", "of bare environments")]
+    for program, name in names.items():
+        times = median(ours / theirs for ours, theirs in zip(rates["ours"], rates[program], strict=True))
+        share = median(theirs / bare for theirs, bare in zip(rates[program], rates["bare"], strict=True))
+        span = f"{min(rates[program]):,.0f} - {max(rates[program]):,.0f}"
+        faster = f"{times:.2f} times as fast" if program not in ("ours", "bare") else ""
+        rows.append((name, f"{median(rates[program]):,.0f}", span, faster, f"{share:.1%}"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        first, *rest = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        print("  ".join([first.strip().ljust(widths[0]), *rest]))
+
+
+def main(args):
+    file, all_peers = ROOT / "cleanrl" / f"{args.algorithm}.py", PEERS.get(args.algorithm)
+    if all_peers is None:
+        raise SystemExit(f"unknown algorithm {args.algorithm}: there is {', '.join(PEERS)}")
+    peers = tuple(all_peers) if args.peers is None else args.peers
+    if unknown := set(peers) - set(all_peers):
+        raise SystemExit(f"unknown peer {', '.join(sorted(unknown))}: {args.algorithm} has {', '.join(all_peers)}")
+    if args.rounds < 1:
+        raise SystemExit("rounds must be at least 1")
+    if args.json and (args.json.is_dir() or not os.access(args.json.resolve().parent, os.W_OK)):
+        raise SystemExit(f"cannot write {args.json}")
+    uv = shutil.which("uv") or shutil.which(ROOT / ".uv/bin/uv")
+    if peers and not uv:
+        raise SystemExit("uv is needed to install the peers: `make .uv/bin/uv` puts it into this folder")
+
+    rounds, versions = [], {}
+    for seed in range(1, args.rounds + 1):
+        with tempfile.TemporaryDirectory() as folder:  # so that no run folder lands where the user is
+            about, marks = run_ours(file, ["--seed", seed, "--total-timesteps", args.total_timesteps], folder)
+            settings = json.dumps(about["args"])
+            figures, versions["ours"] = {"ours": measure(marks)}, about["packages"]
+            for peer in peers:
+                uv_run = [uv, "run", "--quiet", "--no-project", "--isolated", "--python", sys.executable]
+                command = [*uv_run, *with_packages(all_peers[peer][1]), "python", PROGRAMS / f"{peer}_{args.algorithm}.py"]
+                printed = json.loads(run(peer, [*command, settings], folder))
+                figures[peer], versions[peer] = measure(printed["marks"]), printed["versions"]
+            bare = run("bare environments", [sys.executable, PROGRAMS / "bare_envs.py", settings, file], folder)
+            figures["bare"] = measure(json.loads(bare)["marks"])
+        rounds.append(figures)
+        rates = ", ".join(f"{program} {done['steps'] / done['seconds']:,.0f}" for program, done in figures.items())
+        print(f"round {seed} of {args.rounds}, steps/s: {rates}", file=sys.stderr)
+
+    ours = about["args"]
+    print(f"\n{ours['env_id']}, {ours['num_envs']} environments, one CPU thread; medians over rounds: {args.rounds}")
+    print(f"{args.total_timesteps:,} steps a run, of which the first {WARM_UP:.0%} do not count\n")
+    peer_names = {peer: all_peers[peer][0] for peer in peers}
+    print_table({"ours": f"cleanrl/{file.name}", **peer_names, "bare": "bare environments"}, rounds)
+    if args.json:
+        machine = {"machine": platform.machine(), "python": platform.python_version(), "cores": os.cpu_count()}
+        figures = {"algorithm": args.algorithm, "settings": ours, **machine, "versions": versions, "rounds": rounds}
+        args.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args, description=__doc__))

@@ -1,0 +1,49 @@
+"""SBX's PPO with the settings given as JSON; prints when it had done how many steps. Run by cleanrl_utils.speed."""
+
+import json
+import sys
+import time
+from importlib.metadata import distributions
+
+import flax
+import torch
+from sbx import PPO
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+
+settings = json.loads(sys.argv[1])
+torch.set_num_threads(1)
+marks = []
+
+
+class Clock(BaseCallback):
+    def _on_rollout_start(self):
+        marks.append((self.num_timesteps, time.perf_counter()))
+
+    def _on_step(self):
+        return True
+
+    _on_training_end = _on_rollout_start
+
+
+# clip_range_vf and target_kl are left out: SBX ignores the first, and takes the second for something else
+PPO(
+    "MlpPolicy",
+    make_vec_env(settings["env_id"], n_envs=settings["num_envs"], seed=settings["seed"]),
+    learning_rate=lambda left: settings["learning_rate"] * (left if settings["anneal_lr"] else 1),
+    n_steps=settings["num_steps"],
+    batch_size=settings["num_envs"] * settings["num_steps"] // settings["num_minibatches"],
+    n_epochs=settings["update_epochs"],
+    gamma=settings["gamma"],
+    gae_lambda=settings["gae_lambda"],
+    clip_range=settings["clip_coef"],
+    normalize_advantage=settings["norm_adv"],
+    ent_coef=settings["ent_coef"],
+    vf_coef=settings["vf_coef"],
+    max_grad_norm=settings["max_grad_norm"],
+    policy_kwargs=dict(net_arch=dict(pi=[64, 64], vf=[64, 64]), activation_fn=flax.linen.tanh, ortho_init=True),
+    tensorboard_log="runs",
+    seed=settings["seed"],
+    device="cpu",
+).learn(settings["total_timesteps"], callback=Clock())
+print(json.dumps({"marks": marks, "versions": {d.name: d.version for d in distributions()}}))

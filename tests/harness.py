@@ -1,0 +1,65 @@
+"""What the tests of all algorithm files share: run a file as a user would, in this process, and look inside."""
+
+import contextlib
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+import tests.probes  # noqa: F401  registers them
+
+ROOT = Path(__file__).resolve().parent.parent
+PPO = ROOT / "cleanrl" / "ppo.py"
+
+
+def train(file, folder, *flags, on_update=None):
+    """Run an algorithm file inside folder and return its global names; on_update(names) looks at them before each update."""
+
+    def look(*_):
+        frame = sys._getframe()
+        while frame.f_globals.get("__file__") != str(file) or frame.f_code.co_name != "<module>":
+            frame = frame.f_back
+        on_update(frame.f_globals)
+
+    argv, hook = sys.argv, register_optimizer_step_pre_hook(look) if on_update else None
+    sys.argv = [str(file), *map(str, flags)]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with contextlib.chdir(folder):
+            return runpy.run_path(str(file), run_name="__main__")
+    finally:
+        sys.argv = argv
+        if hook:
+            hook.remove()
+
+
+def only_run(folder):
+    (run,) = (folder / "runs").iterdir()
+    return run
+
+
+def scalars(run):
+    """What TensorBoard shows of a run: {metric: [(step, value), ...]}."""
+    events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
+    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def weights(run):
+    return torch.load(run / "checkpoint.pt", weights_only=True)["agent"]
+
+
+def same(a, b):
+    """Whether two checkpoints' worth of tensors are equal bit for bit."""
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def about(run):
+    return json.loads((run / "run.json").read_text())
+
+
+def flat_grad(agent):
+    return torch.cat([p.grad.flatten() for p in agent.parameters()])

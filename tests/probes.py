@@ -1,0 +1,214 @@
+"""Tiny environments whose values and best actions are known, so that what was learned can be compared with the truth.
+
+Each is registered under Probe/<class name>-v0; importing this module is enough, and so is the id tests.probes:Probe/...-v0.
+"""
+
+import gymnasium as gym
+import numpy as np
+
+
+class Probe(gym.Env):
+    """One observation, no choice, episodes of `length` steps; the subclasses change one thing each."""
+
+    length = 1
+    truncates = False  # how an episode ends: by termination, or by truncation
+    observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def observe(self):
+        return np.zeros(1, np.float32)
+
+    def reward(self, action):
+        return 1.0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        self.obs = self.observe()
+        return self.obs, {}
+
+    def step(self, action):
+        reward = self.reward(action)
+        self.t += 1
+        self.obs = self.observe()
+        over = self.t == self.length
+        return self.obs, reward, over and not self.truncates, over and self.truncates, {}
+
+
+class ConstantValue(Probe):
+    """Reward 1, then the end: the value is 1."""
+
+
+class ValueFromObs(Probe):
+    """The reward is the observation, -1 or 1, and so is its value."""
+
+    def observe(self):
+        return self.np_random.choice([-1, 1], size=1).astype(np.float32)
+
+    def reward(self, action):
+        return float(self.obs[0])
+
+
+class Discounting(Probe):
+    """Reward 1 at the second step only: the value is gamma at observation 0 and 1 at observation 1."""
+
+    length = 2
+
+    def observe(self):
+        return np.full(1, self.t % 2, np.float32)
+
+    def reward(self, action):
+        return float(self.t == 1)
+
+
+class ActionMatters(Probe):
+    """Action 1 pays 1, action 0 costs 1."""
+
+    def reward(self, action):
+        return 1.0 if action == 1 else -1.0
+
+
+class ActionAndObsMatter(ValueFromObs):
+    """The action that agrees with the observation's sign pays 1, the other costs 1."""
+
+    def reward(self, action):
+        return 1.0 if (action == 1) == (self.obs[0] > 0) else -1.0
+
+
+class TruncatedEveryStep(Probe):
+    """Reward 1 for ever, but cut after each step: the value is 1 / (1 - gamma), and 1 for who takes a cut for the end."""
+
+    truncates = True
+
+
+class TwoEnds(ValueFromObs):
+    """Reward 1; at observation -1 the episode terminates (value 1), at 1 it is cut and would go on from where it is."""
+
+    def step(self, action):
+        before = self.obs
+        return before, 1.0, bool(before[0] < 0), bool(before[0] > 0), {}
+
+
+class RandomEnds(Probe):
+    """Random observations and rewards, and either end at random moments: nothing to learn, everything to get wrong."""
+
+    observation_space = gym.spaces.Box(-1, 1, (3,), np.float32)
+
+    def observe(self):
+        return self.np_random.uniform(-1, 1, 3).astype(np.float32)
+
+    def step(self, action):
+        reward, dice = float(self.np_random.normal()), self.np_random.random()
+        return self.observe(), reward, bool(dice < 0.15), bool(dice > 0.85), {}
+
+
+class MarkedLast(Probe):
+    """Three steps, then the observation 1, which no step starts from: who learns from it has learned from a reset row."""
+
+    length = 3
+
+    def observe(self):
+        return np.full(1, self.t / self.length, np.float32)
+
+
+class WideObs(Probe):
+    """So many numbers to look at that writing a checkpoint takes a while."""
+
+    observation_space = gym.spaces.Box(-1, 1, (40_000,), np.float32)
+
+    def observe(self):
+        return np.zeros(40_000, np.float32)
+
+
+class Recall(Probe):
+    """The first observation tells which action pays at the last step; what lies between tells nothing."""
+
+    length = 5
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)  # the hint, and whether it is time to answer
+
+    def observe(self):
+        if self.t == 0:
+            self.hint = self.np_random.choice([-1, 1])
+        return np.array([self.hint * (self.t == 0), self.t == self.length - 1], np.float32)
+
+    def reward(self, action):
+        return (1.0 if (action == 1) == (self.hint > 0) else -1.0) * (self.t == self.length - 1)
+
+
+class ShiftedActions(ActionMatters):
+    """ActionMatters with actions 3 and 4 in place of 0 and 1; anything else is an error."""
+
+    action_space = gym.spaces.Discrete(2, start=3)
+
+    def reward(self, action):
+        assert self.action_space.contains(action), f"{action} is not an action"
+        return 1.0 if action == 4 else -1.0
+
+
+class ImageObs(ActionAndObsMatter):
+    """ActionAndObsMatter seen as a small image of bytes: black or white."""
+
+    observation_space = gym.spaces.Box(0, 255, (4, 3, 2), np.uint8)
+
+    def observe(self):
+        self.sign = super().observe()
+        return np.full((4, 3, 2), 255 * (self.sign[0] > 0), np.uint8)
+
+    def reward(self, action):
+        return 1.0 if (action == 1) == (self.sign[0] > 0) else -1.0
+
+
+class ScalarObs(ActionAndObsMatter):
+    """ActionAndObsMatter with a bare number for an observation, a Box of shape ()."""
+
+    observation_space = gym.spaces.Box(-1, 1, (), np.float32)
+
+    def observe(self):
+        self.sign = super().observe()
+        return self.sign[0]
+
+    def reward(self, action):
+        return 1.0 if (action == 1) == (self.sign[0] > 0) else -1.0
+
+
+class MultiDiscreteActions(Probe):
+    """Each part of the action has its own right answer, 1 and 2; every right part pays 1."""
+
+    action_space = gym.spaces.MultiDiscrete([2, 3])
+
+    def reward(self, action):
+        return float(action[0] == 1) + float(action[1] == 2)
+
+
+class ContinuousTarget(Probe):
+    """The reward is minus the squared distance of each part of the action to 0.5 and -1: the best return is 0."""
+
+    action_space = gym.spaces.Box(np.array([-1, -2], np.float32), np.array([1, 2], np.float32))
+
+    def reward(self, action):
+        return -float(np.sum((action - np.array([0.5, -1])) ** 2))
+
+
+class ContinuousTargetFromObs(ValueFromObs):
+    """The reward is minus the squared distance of the action to half the observation."""
+
+    action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+
+    def reward(self, action):
+        return -float((action[0] - self.obs[0] / 2) ** 2)
+
+
+class DictObs(ConstantValue):
+    """ConstantValue with a dictionary for an observation, which most files refuse."""
+
+    observation_space = gym.spaces.Dict({"a": Probe.observation_space})
+
+    def observe(self):
+        return {"a": super().observe()}
+
+
+for probe in [v for v in list(globals().values()) if isinstance(v, type) and issubclass(v, Probe) and v is not Probe]:
+    gym.register(f"Probe/{probe.__name__}-v0", entry_point=probe)

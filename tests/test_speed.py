@@ -1,0 +1,115 @@
+"""cleanrl_utils.speed measures for real: our file, a peer and the bare environments, in a table that fits its raw figures."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cleanrl_utils import speed
+
+ROOT = Path(__file__).parents[1]
+needs_uv = pytest.mark.skipif(not (shutil.which("uv") or shutil.which(ROOT / ".uv/bin/uv")), reason="uv is not installed")
+
+
+def run(*flags):
+    command = [sys.executable, "-m", "cleanrl_utils.speed", *map(str, flags)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def test_warm_up_is_left_out():
+    slow_start = [(0, 0.0), (100, 50.0), (200, 60.0), (600, 62.0), (1000, 64.0)]
+    assert speed.measure(slow_start) == {"steps": 800, "seconds": 4.0}
+    cut_between_marks = [(512, 3.0), (1024, 4.0), (1536, 5.0), (5120, 12.0)]  # 20% are 1024 steps: the second mark
+    assert speed.measure(cut_between_marks) == {"steps": 4096, "seconds": 8.0}
+
+
+def test_nothing_left_after_the_warm_up():
+    with pytest.raises(SystemExit, match="too small"):
+        speed.measure([(512, 3.0)])
+
+
+def test_packages_come_from_the_constraints():
+    assert list(speed.with_packages("stable-baselines3==2.9.2")) == ["--with", "stable-baselines3==2.9.2"]
+    (torch_line,) = (line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
+    assert list(speed.with_packages("torch")) == ["--with", torch_line]
+    for peers in speed.PEERS.values():
+        for _, packages in peers.values():
+            assert len(list(speed.with_packages(packages))) >= 2 * len(packages.split()), "a package is not in constraints.txt"
+
+
+@needs_uv
+def test_table_and_raw_figures(tmp_path):
+    before = set(ROOT.glob("runs/*"))
+    done = run("ppo", "--rounds", 1, "--total-timesteps", 5120, "--peers", "sb3", "--json", tmp_path / "speed.json")
+    assert done.returncode == 0, done.stderr
+    assert set(ROOT.glob("runs/*")) == before
+
+    raw = json.loads((tmp_path / "speed.json").read_text())
+    (figures,) = raw["rounds"]
+    assert figures.keys() == {"ours", "sb3", "bare"}
+    assert figures["bare"]["steps"] == figures["ours"]["steps"] == figures["sb3"]["steps"] == 4096
+    rates = {program: figure["steps"] / figure["seconds"] for program, figure in figures.items()}
+    assert 0 < rates["ours"] < rates["bare"] and 0 < rates["sb3"] < rates["bare"]
+    assert raw["versions"]["sb3"]["torch"].split("+")[0] == raw["versions"]["ours"]["torch"].split("+")[0]
+    assert raw["settings"]["env_id"] == "CartPole-v1" and raw["settings"]["total_timesteps"] == 5120
+
+    rows = {row[0]: row[1:] for row in (re.split(r"\s{2,}", line) for line in done.stdout.splitlines())}
+    for name, program in {"cleanrl/ppo.py": "ours", "Stable-Baselines3": "sb3", "bare environments": "bare"}.items():
+        shown = f"{rates[program]:,.0f}"
+        assert rows[name][:2] == [shown, f"{shown} - {shown}"]
+        assert rows[name][-1] == f"{rates[program] / rates['bare']:.1%}"
+    assert rows["Stable-Baselines3"][2] == f"{rates['ours'] / rates['sb3']:.2f} times as fast"
+    assert "SBX" not in done.stdout
+
+
+def test_medians_of_the_ratios_round_by_round(capsys):
+    """A machine that is slow for one whole round changes no ratio."""
+    seconds = [{"ours": 1, "sb3": 2, "bare": 0.5}, {"ours": 10, "sb3": 20, "bare": 5}, {"ours": 1, "sb3": 3, "bare": 0.5}]
+    rounds = [{program: {"steps": 1000, "seconds": s} for program, s in figures.items()} for figures in seconds]
+    speed.print_table({"ours": "Ours", "sb3": "Theirs", "bare": "Bare"}, rounds)
+    rows = [re.split(r"\s{2,}", line) for line in capsys.readouterr().out.splitlines()]
+    assert rows[1] == ["Ours", "1,000", "100 - 1,000", "50.0%"]
+    assert rows[2] == ["Theirs", "333", "50 - 500", "2.00 times as fast", "25.0%"]
+    assert rows[3] == ["Bare", "2,000", "200 - 2,000", "100.0%"]
+
+
+def test_unknown_algorithm_is_one_line():
+    done = run("pppo")
+    assert done.returncode != 0
+    assert done.stderr == "unknown algorithm pppo: there is ppo\n"
+
+
+@pytest.mark.parametrize(
+    "flags, line",
+    [
+        (dict(peers=("sb3", "sb4")), "unknown peer sb4: ppo has sb3, sbx"),
+        (dict(rounds=0), "rounds must be at least 1"),
+        (dict(json=Path("no/such/folder/speed.json")), "cannot write no/such/folder/speed.json"),
+        (dict(peers=(), total_timesteps=3), "ours failed: total_timesteps must be at least num_envs * num_steps, here 512"),
+    ],
+)
+def test_bad_input_is_one_line(flags, line, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        speed.main(speed.Args("ppo", **flags))
+    assert stopped.value.code == line  # Python prints it on stderr, without a traceback, and exits with 1
+    assert capsys.readouterr() == ("", "")
+
+
+def test_without_uv(monkeypatch):
+    monkeypatch.setattr(speed.shutil, "which", lambda _: None)
+    with pytest.raises(SystemExit, match="uv is needed"):
+        speed.main(speed.Args("ppo"))
+
+
+@needs_uv
+def test_a_peer_that_fails(tmp_path, monkeypatch):
+    monkeypatch.setitem(speed.PEERS["ppo"], "broken", ("Broken", "six"))
+    (tmp_path / "broken_ppo.py").write_text("import no_such_module")
+    monkeypatch.setattr(speed, "PROGRAMS", tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        speed.main(speed.Args("ppo", total_timesteps=1024, peers=("broken",)))
+    assert stopped.value.code == "broken failed: ModuleNotFoundError: No module named 'no_such_module'"
