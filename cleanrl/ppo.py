@@ -312,7 +312,7 @@ if __name__ == "__main__":
             os.replace(run_folder / "checkpoint.tmp", run_folder / "checkpoint.pt")  # whole, or not at all
             if args.track:
                 for video in set(videos.glob("*.mp4")) - logged_videos:
-                    wandb.log({"videos": wandb.Video(str(video))})
+                    wandb.log({"videos": wandb.Video(str(video)), "global_step": global_step})
                     logged_videos.add(video)
 
     progress.close()

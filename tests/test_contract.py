@@ -1,0 +1,490 @@
+"""What every algorithm file promises around its algorithm: command line, run folder, metrics, checkpoints, tracking."""
+
+import json
+import multiprocessing
+import os
+import pickle
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.harness import PPO, about, only_run, same, scalars, train, weights
+
+ITERATION = 64  # environment steps between two checkpoints, with the flags below
+SMALL = {"ppo": ("--num-envs", 2, "--num-steps", 32, "--num-minibatches", 2, "--checkpoint-interval", 1)}
+needs_fork = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+
+
+@pytest.fixture(params=[PPO], ids=lambda file: file.stem)
+def file(request):
+    return request.param
+
+
+def small(file, *flags):
+    return (*SMALL.get(file.stem, SMALL["ppo"]), *flags)
+
+
+def refuse(file, folder, *flags):
+    """The one line with which the file refuses, having written nothing."""
+    before = sorted(folder.rglob("*")) if folder.exists() else []
+    with pytest.raises(SystemExit) as refusal:
+        train(file, folder, *flags)
+    message = refusal.value.code
+    assert isinstance(message, str) and message and "\n" not in message and "Traceback" not in message
+    assert sorted(folder.rglob("*")) == before, "a refused command must not write"
+    return message
+
+
+# the command line
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--num-envs", 0), "num_envs"),
+        (("--num-steps", -1), "num_steps"),
+        (("--num-minibatches", 0), "num_minibatches"),
+        (("--num-minibatches", 257), "num_minibatches: at most num_envs * num_steps / 2"),
+        (("--num-steps", 1), "num_minibatches"),
+        (("--update-epochs", 0), "update_epochs"),
+        (("--checkpoint-interval", 0), "checkpoint_interval"),
+        (("--total-timesteps", 511), "at least num_envs * num_steps, here 512"),
+        (("--gamma", 1.1), "gamma"),
+        (("--gae-lambda", "nan"), "gae_lambda"),
+        (("--learning-rate", "nan"), "learning_rate"),
+        (("--clip-coef", -0.1), "clip_coef"),
+        (("--max-grad-norm", 0), "max_grad_norm"),
+        (("--seed", -1), "seed"),
+        (("--seed", 2**64), "seed"),
+        (("--env-id", "NoSuchEnv-v0"), "cannot make NoSuchEnv-v0"),
+        (("--env-id", ""), "cannot make"),
+        (("--env-id", "no_such_module:Env-v0"), "no_such_module"),
+        (("--env-id", "CartPole-v99"), "v99"),
+        (("--env-id", "Pendulum-v1"), "Box actions"),
+        (("--env-id", "FrozenLake-v1"), "Discrete observations"),
+        (("--env-id", "Probe/DictObs-v0"), "Dict observations"),
+        (("--env-id", "Probe/MultiDiscreteActions-v0"), "MultiDiscrete actions"),
+        (("--env-id", "Pendulum-v1", "--capture-video"), "Box actions"),
+        (("--env-id", "Probe/ConstantValue-v0", "--capture-video"), "rgb_array"),
+        (("--exp-name", "x" * 300), "File name too long"),
+        (("--resume", "nowhere"), "cannot resume nowhere"),
+        (("--resume", "nowhere", "--seed", 2), "give no others"),
+    ],
+)
+def test_bad_commands_get_one_line(tmp_path, flags, words):
+    if "--exp-name" in flags:  # only the attempt itself can tell: it may leave the empty folder runs
+        (tmp_path / "runs").mkdir()
+    assert words in refuse(PPO, tmp_path, *flags)
+
+
+@pytest.mark.parametrize(
+    "flags", [("--no-such-flag",), ("--seed", "one"), ("--seeed", 2), ("stray",), ("--gamma",), ("3", "--cuda")]
+)
+def test_unknown_flags_and_wrong_types_are_refused(file, tmp_path, capfd, flags):
+    with pytest.raises(SystemExit) as refusal:
+        train(file, tmp_path, *flags)
+    complaint = capfd.readouterr().err
+    assert refusal.value.code == 2 and str(flags[0]).strip("-") in complaint and "Traceback" not in complaint
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_refusal_as_the_shell_sees_it(file, tmp_path):
+    command = [sys.executable, str(file), "--env-id", "NoSuchEnv-v0"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    lines = [line for line in done.stderr.splitlines() if line]
+    assert done.returncode == 1 and len(lines) == 1 and lines[0].startswith("cannot make NoSuchEnv-v0"), done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+NUMBERS = [
+    "0",
+    "-1",
+    "1",
+    "2",
+    "3",
+    "7",
+    "0.5",
+    "1e-3",
+    "1e30",
+    "-0.0",
+    "nan",
+    "inf",
+    "-inf",
+    "None",
+    "",
+    "x",
+    "1_0",
+    "9" * 20,
+]
+TEXTS = [
+    "",
+    "None",
+    "CartPole-v1",
+    "Acrobot-v1",
+    "Pendulum-v1",
+    "no/such:thing",
+    "../up",
+    "a b",
+    "~",
+    "*",
+    "--",
+    "\N{SNOWMAN}",
+]
+FLAGS = {
+    **dict.fromkeys(["learning-rate", "gamma", "gae-lambda", "num-minibatches", "update-epochs", "clip-coef"], NUMBERS),
+    **dict.fromkeys(["ent-coef", "vf-coef", "max-grad-norm", "target-kl", "seed", "checkpoint-interval"], NUMBERS),
+    **dict.fromkeys(["num-envs", "num-steps", "total-timesteps"], NUMBERS[:-1]),
+    **dict.fromkeys(["env-id", "exp-name", "resume", "wandb-entity"], TEXTS),
+    **{flag: [None, "1", "x"] for flag in ("cuda", "torch-deterministic", "anneal-lr", "norm-adv", "clip-vloss")},
+}
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.sampled_from(sorted(FLAGS)).flatmap(lambda f: st.tuples(st.just(f), st.sampled_from(FLAGS[f]))), min_size=1)
+)
+def test_fuzzed_commands(file, tmp_path, pairs):
+    """Whatever is asked: a finished run, or a refusal that leaves nothing behind. Never a traceback."""
+    shutil.rmtree(tmp_path)
+    flags = [word for flag, value in pairs for word in (f"--{flag}", value) if word is not None]
+    try:
+        train(file, tmp_path, "--total-timesteps", 64, "--num-envs", 2, "--num-steps", 16, *flags)
+    except SystemExit as refusal:
+        assert refusal.code == 2 or (isinstance(refusal.code, str) and "\n" not in refusal.code)
+        assert list(tmp_path.iterdir()) == []
+    else:
+        assert (only_run(tmp_path) / "checkpoint.pt").exists()
+
+
+def test_two_runs_of_one_second_do_not_mix(file, tmp_path, monkeypatch):
+    ticks = iter(range(10**9))
+    monkeypatch.setattr(time, "time", lambda: 1_800_000_000 + next(ticks) * 1e-7)
+    train(file, tmp_path, *small(file, "--total-timesteps", 64))
+    before = {path: path.read_bytes() for path in only_run(tmp_path).iterdir()}
+    with pytest.raises(SystemExit, match="cannot write"):
+        train(file, tmp_path, *small(file, "--total-timesteps", 64))
+    assert before == {path: path.read_bytes() for path in (tmp_path / "runs" / only_name(before)).iterdir()}
+
+
+def only_name(files):
+    (name,) = {path.parent.name for path in files}
+    return name
+
+
+# the run folder and the metrics
+
+
+def test_run_folder(file, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_TAGS", "pr-7,fast")
+    names = train(file, tmp_path, *small(file, "--total-timesteps", 128, "--seed", 7, "--env-id", "Probe/ConstantValue-v0"))
+    run = only_run(tmp_path)
+    assert re.fullmatch(rf"Probe-ConstantValue-v0__{file.stem}__7__\d+", run.name)
+    told = about(run)
+    assert told["file"] == file.name and told["args"] == vars(names["args"]) and told["tags"] == ["pr-7", "fast"]
+    assert told["packages"]["torch"] == torch.__version__.split("+")[0] or told["packages"]["torch"] == torch.__version__
+    assert told["python"].startswith(f"{sys.version_info.major}.{sys.version_info.minor}") and told["device"]
+    assert abs(told["start_time"] - time.time()) < 600 and re.fullmatch(r"[0-9a-f]{40}|", told["commit"])
+    assert sorted(re.sub(r"tfevents.*", "tfevents", path.name) for path in run.iterdir()) == [
+        "checkpoint.pt",
+        "events.out.tfevents",
+        "run.json",
+    ]
+
+
+def test_no_episode_is_lost(file, tmp_path):
+    """All environments of MarkedLast end together, every 4 steps (3 and the reset), each at a step of its own."""
+    flags = small(file, "--num-envs", 5, "--num-steps", 10, "--num-minibatches", 1, "--total-timesteps", 100)
+    train(file, tmp_path, *flags, "--env-id", "Probe/MarkedLast-v0")
+    logged = scalars(only_run(tmp_path))
+    steps = [(t - 1) * 5 + env + 1 for t in (3, 7, 11, 15, 19) for env in range(5)]
+    assert logged["charts/episodic_return"] == [(step, 3.0) for step in steps]
+    assert logged["charts/episodic_length"] == [(step, 3.0) for step in steps]
+
+
+def test_progress_bar_shows_return_and_speed(file, tmp_path, capfd):
+    train(file, tmp_path, *small(file, "--total-timesteps", 640))
+    output = capfd.readouterr()
+    assert re.search(r"640/640 .*step/s, episodic_return=\d+\.\d\]", output.err)
+    assert output.out == f"run folder: runs{os.sep}{only_run(tmp_path).name}\n"
+
+
+# checkpoints and resume
+
+
+def interrupted(file, folder, flags, after):
+    """A run that was stopped in the middle of the iteration after its first `after` checkpoints."""
+
+    def stop(names):
+        if names["global_step"] > after * ITERATION:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(file, folder, *flags, on_update=stop)
+    return only_run(folder)
+
+
+def test_resume_changes_nothing_but_the_episodes(file, tmp_path):
+    """Where there is nothing to an episode, a resumed run is the uninterrupted one, bit for bit."""
+    flags = small(file, "--total-timesteps", 8 * ITERATION, "--env-id", "Probe/ConstantValue-v0")
+    train(file, tmp_path / "whole", *flags)
+    run = interrupted(file, tmp_path / "cut", flags, after=3)
+    assert torch.load(run / "checkpoint.pt", weights_only=True)["global_step"] == 3 * ITERATION
+    train(file, tmp_path / "cut", "--resume", run)
+    whole, cut = (torch.load(r / "checkpoint.pt", weights_only=True) for r in (only_run(tmp_path / "whole"), run))
+    assert same(whole["agent"], cut["agent"]) and torch.equal(whole["rng"], cut["rng"])
+    assert str(whole["optimizer"]) == str(cut["optimizer"]) and whole["global_step"] == cut["global_step"] == 8 * ITERATION
+
+
+def test_curves_and_schedules_continue(file, tmp_path):
+    flags = small(file, "--total-timesteps", 8 * ITERATION)
+    train(file, tmp_path / "whole", *flags)
+    run = interrupted(file, tmp_path / "cut", flags, after=5)
+    train(file, tmp_path / "cut", "--resume", run)
+    whole, cut = scalars(only_run(tmp_path / "whole")), scalars(run)
+    assert cut["charts/learning_rate"] == whole["charts/learning_rate"]
+    assert [step for step, _ in cut["losses/value_loss"]] == [ITERATION * i for i in range(1, 9)], "each step once"
+    assert cut["losses/value_loss"][:5] == whole["losses/value_loss"][:5]
+    returns = [step for step, _ in cut["charts/episodic_return"]]
+    assert returns == sorted(set(returns)) and max(returns) > 5 * ITERATION
+
+
+def test_resume_before_the_first_checkpoint_starts_over(file, tmp_path):
+    flags = small(file, "--total-timesteps", 2 * ITERATION, "--checkpoint-interval", 2)
+    train(file, tmp_path / "whole", *flags)
+    run = interrupted(file, tmp_path / "cut", flags, after=0)
+    assert not (run / "checkpoint.pt").exists()
+    train(file, tmp_path / "cut", "--resume", run)
+    assert same(weights(run), weights(only_run(tmp_path / "whole")))
+    assert scalars(run)["losses/value_loss"] == scalars(only_run(tmp_path / "whole"))["losses/value_loss"]
+
+
+def test_resuming_a_finished_run_changes_nothing(file, tmp_path):
+    train(file, tmp_path, *small(file, "--total-timesteps", 64))
+    run = only_run(tmp_path)
+    before = weights(run), scalars(run)
+    train(file, tmp_path, "--resume", run)
+    assert same(weights(run), before[0]) and scalars(run) == before[1]
+
+
+def test_videos_of_a_resumed_run_stand_beside_the_first(file, tmp_path):
+    run = interrupted(file, tmp_path, small(file, "--total-timesteps", 4 * ITERATION, "--capture-video"), after=2)
+    train(file, tmp_path, "--resume", run)
+    prefixes = {video.name.split("-episode")[0] for video in (run / "videos").glob("*.mp4")}
+    assert prefixes == {"step-0", f"step-{2 * ITERATION}"}
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda run: (run / "run.json").unlink(), "FileNotFoundError"),
+        (lambda run: (run / "run.json").write_text("{"), "JSONDecodeError"),
+        (lambda run: (run / "run.json").write_text("[]"), "TypeError"),
+        (lambda run: (run / "run.json").write_text('{"args": {"no_such_flag": 1}}'), "no_such_flag"),
+        (lambda run: (run / "checkpoint.pt").write_bytes(b""), "cannot resume"),
+        (lambda run: (run / "checkpoint.pt").write_bytes((run / "checkpoint.pt").read_bytes()[:5000]), "cannot resume"),
+        (lambda run: torch.save({}, run / "checkpoint.pt"), "KeyError: 'agent'"),
+        (lambda run: torch.save([1, 2], run / "checkpoint.pt"), "TypeError"),
+        (lambda run: edit(run, env_id="Acrobot-v1"), "size mismatch"),
+    ],
+)
+def test_damaged_runs_get_one_line(file, tmp_path, damage, words):
+    train(file, tmp_path, *small(file, "--total-timesteps", 64))
+    damage(only_run(tmp_path))
+    message = refuse(file, tmp_path, "--resume", only_run(tmp_path))
+    assert message.startswith("cannot resume") and (words in message or words == "size mismatch")
+
+
+def edit(run, **args):
+    told = about(run)
+    told["args"] |= args
+    (run / "run.json").write_text(json.dumps(told))
+
+
+def test_a_failed_write_leaves_the_last_checkpoint(file, tmp_path, monkeypatch):
+    """As when the disk is full: half of the bytes arrive, then the error."""
+    real_save, saves = torch.save, []
+
+    def save(checkpoint, path):
+        real_save(checkpoint, path)
+        saves.append(path)
+        if len(saves) == 3:
+            Path(path).write_bytes(Path(path).read_bytes()[:999])
+            raise OSError("No space left on device")
+
+    monkeypatch.setattr(torch, "save", save)
+    with pytest.raises(OSError, match="No space"):
+        train(file, tmp_path, *small(file, "--total-timesteps", 5 * ITERATION))
+    monkeypatch.undo()
+    assert not refused(file, tmp_path, "--resume", only_run(tmp_path))
+    assert step_of(only_run(tmp_path)) == 5 * ITERATION
+    assert [step for step, _ in scalars(only_run(tmp_path))["losses/entropy"]] == [ITERATION * i for i in range(1, 6)]
+
+
+def refused(file, folder, *flags):
+    try:
+        train(file, folder, *flags)
+    except SystemExit as refusal:
+        return refusal.code
+
+
+# strangers' files
+
+
+class Bomb:
+    def __reduce__(self):
+        return (Path.touch, (Path("owned"),))
+
+
+@pytest.mark.parametrize("save", ["torch", "pickle"])
+def test_a_pickle_bomb_does_not_go_off(file, tmp_path, save):
+    train(file, tmp_path, *small(file, "--total-timesteps", 64))
+    path, bomb = only_run(tmp_path) / "checkpoint.pt", {"agent": Bomb(), "optimizer": Bomb()}
+    torch.save(bomb, path) if save == "torch" else path.write_bytes(pickle.dumps(bomb))
+    assert "UnpicklingError" in refuse(file, tmp_path, "--resume", only_run(tmp_path))
+    assert not (tmp_path / "owned").exists()
+
+
+def test_a_strangers_run_cannot_import_a_module(file, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "evil.py").write_text("from pathlib import Path\nPath('owned').touch()\n")
+    train(file, tmp_path, *small(file, "--total-timesteps", 64))
+    edit(only_run(tmp_path), env_id="evil:CartPole-v1")
+    assert "--env-id evil:CartPole-v1" in refuse(file, tmp_path, "--resume", only_run(tmp_path))
+    assert not (tmp_path / "owned").exists()
+    train(file, tmp_path, "--resume", only_run(tmp_path), "--env-id", "evil:CartPole-v1")
+    assert (tmp_path / "owned").exists(), "with the user's word it is imported"
+
+
+# interruptions
+
+
+def start(file, folder, *flags):
+    """Run the file in a process that already has its imports."""
+    process = multiprocessing.get_context("fork").Process(target=train, args=(file, folder, *flags))
+    process.start()
+    return process
+
+
+def step_of(run):
+    return torch.load(run / "checkpoint.pt", weights_only=True)["global_step"] if (run / "checkpoint.pt").exists() else 0
+
+
+@needs_fork
+def test_kill_at_any_moment_leaves_a_resumable_run(file, tmp_path):
+    """Ten times: at random moments, and in the middle of writing a checkpoint of 60 MB."""
+    dice, run, steps, mid_write = random.Random(0), None, [0], 0
+    flags = ("--env-id", "Probe/WideObs-v0", *small(file, "--num-steps", 4, "--total-timesteps", 10**7))
+    for attempt in range(10):
+        process = start(file, tmp_path, *(("--resume", run) if run else flags))
+        if attempt % 2 and run:
+            deadline = time.time() + 60
+            while not (run / "checkpoint.tmp").exists() and time.time() < deadline:
+                time.sleep(0.0005)
+        else:
+            time.sleep(dice.uniform(0, 2))
+        process.kill()
+        process.join()
+        runs = [path for path in (tmp_path / "runs").glob("*") if path.suffix != ".tmp"]
+        assert len(runs) <= 1
+        if runs:
+            run = runs[0]
+            assert about(run)["args"]["env_id"] == "Probe/WideObs-v0", "run.json is whole"
+            steps.append(step_of(run))
+            mid_write += (run / "checkpoint.tmp").exists()
+            (run / "checkpoint.tmp").unlink(missing_ok=True)
+    assert mid_write >= 3, "some kills must have hit the write itself"
+    assert steps == sorted(steps) and steps[-1] > 0
+    process = start(file, tmp_path, "--resume", run)
+    deadline = time.time() + 60
+    while step_of(run) <= steps[-1] and process.is_alive() and time.time() < deadline:
+        time.sleep(0.1)
+    process.kill()
+    process.join()
+    assert step_of(run) > steps[-1]
+
+
+@needs_fork
+def test_interactive_python_after_ctrl_c(file, tmp_path):
+    flags = [str(flag) for flag in small(file, "--total-timesteps", 10**7)]
+    command = [sys.executable, "-i", str(file), *flags]
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, cwd=tmp_path, **pipes)
+    while not list(tmp_path.glob("runs/*/checkpoint.pt")):
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate("print('looked', advantages.shape, global_step, agent.value)\n", timeout=60)
+    assert re.search(r"looked \(32, 2\) \d+ <bound method Agent.value", output)
+    run = only_run(tmp_path)
+    step = step_of(run)
+    edit(run, total_timesteps=step + 2 * ITERATION)
+    train(file, tmp_path, "--resume", run)
+    assert step_of(run) == step + 2 * ITERATION
+
+
+# Weights & Biases
+
+
+def wandb_records(path):
+    """The records of an offline run: LevelDB's log format behind a header of 7 bytes, which wandb writes but does not read."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, position, parts = path.read_bytes(), 7, []
+    while position + 7 <= len(data):
+        if 32768 - position % 32768 < 7:
+            position += 32768 - position % 32768
+            continue
+        length, kind = int.from_bytes(data[position + 4 : position + 6], "little"), data[position + 6]
+        parts.append(data[position + 7 : position + 7 + length])
+        position += 7 + length
+        if kind in (1, 4):  # a whole record, or the last part of one
+            yield Record.FromString(b"".join(parts))
+            parts = []
+
+
+def test_wandb_offline_really_logs(file, tmp_path):
+    flags = [str(flag) for flag in small(file, "--total-timesteps", 4 * ITERATION, "--track", "--capture-video")]
+    environment = os.environ | {"WANDB_MODE": "offline", "WANDB_TAGS": "pr-7"}
+    done = subprocess.run([sys.executable, str(file), *flags], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    run = only_run(tmp_path)
+    (log,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    history, told = {}, None
+    for record in wandb_records(log):
+        if record.HasField("run"):
+            told = record.run
+        for item in record.history.item:
+            history.setdefault(item.key or "/".join(item.nested_key), []).append(json.loads(item.value_json))
+    assert (told.run_id, told.project, list(told.tags)) == (run.name, "cleanRL", ["pr-7"])
+    assert {"seed", "env_id"} <= {item.key or item.nested_key[0] for item in told.config.update}
+    for name in ("charts/episodic_return", "losses/value_loss", "charts/learning_rate"):
+        assert history[name] == pytest.approx([value for _, value in scalars(run)[name]]), name
+    assert set(history["videos/_type"]) == {"video-file"} and len(history["videos/path"]) >= 2
+    assert all((log.parent / "files" / path).stat().st_size > 1000 for path in history["videos/path"])
+
+
+def test_tracking_without_a_login_is_refused(file, tmp_path):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")} | {"HOME": str(tmp_path), "NETRC": "none"}
+    command = [sys.executable, str(file), "--track", "--total-timesteps", "512"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.returncode == 1 and "cannot track" in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+# speed is chosen by measurement, not by what the machine has
+
+
+def test_small_networks_stay_on_one_thread_of_the_cpu(file, tmp_path):
+    torch.set_num_threads(2)
+    names = train(file, tmp_path, *small(file, "--total-timesteps", 64))
+    assert torch.get_num_threads() == 1 and names["device"].type == "cpu"
