@@ -17,7 +17,7 @@ help:
 	@echo "make requirements  export requirements/ from pyproject.toml"
 
 train: .venv/train
-	$(RUN) python cleanrl/ppo.py
+	$(RUN) python cleanrl/ppo.py $(FLAGS)
 
 test: .venv/all
 	$(RUN) pytest --numprocesses 2 -m "not slow"

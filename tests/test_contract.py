@@ -360,6 +360,7 @@ def test_a_strangers_run_cannot_import_a_module(file, tmp_path, monkeypatch):
     train(file, tmp_path, *small(file, "--total-timesteps", 64))
     edit(only_run(tmp_path), env_id="evil:CartPole-v1")
     assert "--env-id evil:CartPole-v1" in refuse(file, tmp_path, "--resume", only_run(tmp_path))
+    assert "is a run on evil:CartPole-v1" in refuse(file, tmp_path, "--resume", only_run(tmp_path), "--env-id", "Acrobot-v1")
     assert not (tmp_path / "owned").exists()
     train(file, tmp_path, "--resume", only_run(tmp_path), "--env-id", "evil:CartPole-v1")
     assert (tmp_path / "owned").exists(), "with the user's word it is imported"

@@ -1,0 +1,53 @@
+"""Turn run folders into the data that is published: one row for each finished episode.
+
+    python results/export.py ppo runs        # all finished runs of that file in runs/ -> results/ppo/<env_id>__<seed>.csv
+
+Every run of the file is taken; an unfinished one, or two of the same environment and seed, stop the export.
+"""
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+HERE = Path(__file__).parent
+
+
+def export(algorithm, runs):
+    folders = {}
+    for path in sorted(Path(runs).glob("*/run.json")):
+        about = json.loads(path.read_text())
+        if about["args"]["exp_name"] == algorithm:
+            name = f"{about['args']['env_id'].replace('/', '-')}__{about['args']['seed']}"
+            if name in folders:
+                raise SystemExit(f"{name} was run twice: {folders[name]} and {path.parent}")
+            folders[name] = path.parent
+    if not folders:
+        raise SystemExit(f"{runs} has no run of {algorithm}")
+
+    (HERE / algorithm).mkdir(exist_ok=True)
+    settings = {}
+    for name, folder in folders.items():
+        about = json.loads((folder / "run.json").read_text())
+        events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+        steps = events.Scalars("losses/value_loss")[-1].step
+        if steps + 10_000 < about["args"]["total_timesteps"] or not (folder / "checkpoint.pt").exists():
+            raise SystemExit(f"{folder} is not finished: it stands at step {steps}")
+        with (HERE / algorithm / f"{name}.csv").open("w", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(["step", "episodic_return", "seconds"])
+            for event in events.Scalars("charts/episodic_return"):
+                rows.writerow([event.step, f"{event.value:g}", f"{event.wall_time - about['start_time']:.1f}"])
+        versions = {package: about["packages"][package] for package in ("gymnasium", "numpy", "torch")}
+        told = {"args": about["args"], "commit": about["commit"], "device": about["device"], "python": about["python"]}
+        settings[name] = told | {"packages": versions}
+    (HERE / algorithm / "runs.json").write_text(json.dumps(settings, indent=1) + "\n")
+    print(f"{len(folders)} runs in {HERE / algorithm}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        raise SystemExit("usage: python results/export.py ALGORITHM RUNS_FOLDER")
+    export(*sys.argv[1:])

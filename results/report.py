@@ -1,0 +1,77 @@
+"""Turn the published data into the table and the plot of the docs.
+
+    python results/report.py ppo        # prints the table, writes docs/rl-algorithms/ppo.png
+
+As in the published tables: each run counts with the mean of its last 100 episodes, then mean ± standard deviation of the runs.
+"""
+
+import csv
+import sys
+from pathlib import Path
+
+import numpy as np
+
+HERE = Path(__file__).parent
+PUBLISHED = {  # mean ± standard deviation over 3 seeds of the public v1 files, same protocol
+    "ppo": {"CartPole-v1": "490.04 ± 6.12", "Acrobot-v1": "-86.36 ± 1.32", "MountainCar-v0": "-200.00 ± 0.00"},
+}
+
+
+def read(algorithm):
+    """{env_id: {seed: array of rows (step, episodic_return, seconds)}}"""
+    data = {env_id: {} for env_id in PUBLISHED[algorithm]}
+    for path in sorted((HERE / algorithm).glob("*.csv")):
+        env_id, seed = path.stem.split("__")
+        with path.open() as file:
+            data[env_id][int(seed)] = np.array(list(csv.reader(file))[1:], dtype=float)
+    return data
+
+
+def table(algorithm):
+    lines = ["| environment | ours, mean ± std | each seed | public v1 |", "|---|---|---|---|"]
+    for env_id, runs in read(algorithm).items():
+        finals = [rows[-100:, 1].mean() for rows in runs.values()]
+        seeds = ", ".join(f"{final:.1f}" for final in finals)
+        lines.append(f"| {env_id} | {np.mean(finals):.2f} ± {np.std(finals):.2f} | {seeds} | {PUBLISHED[algorithm][env_id]} |")
+    return "\n".join(lines)
+
+
+def smooth(rows, grid, column):
+    """The mean of the last 100 episodes at each point of the grid."""
+    ends = np.searchsorted(rows[:, column], grid, side="right")
+    sums = np.concatenate([[0], rows[:, 1].cumsum()])
+    starts = np.maximum(ends - 100, 0)
+    return (sums[ends] - sums[starts]) / np.maximum(ends - starts, 1), ends > 0
+
+
+def plot(algorithm, path):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    data = read(algorithm)
+    figure, axes = plt.subplots(2, len(data), figsize=(4 * len(data), 6), squeeze=False, layout="constrained")
+    for i, (env_id, runs) in enumerate(data.items()):
+        for row, (column, label) in enumerate([(0, "environment steps"), (2, "seconds")]):
+            grid = np.linspace(0, min(rows[-1, column] for rows in runs.values()), 300)
+            curves, seen = zip(*(smooth(rows, grid, column) for rows in runs.values()), strict=True)
+            seen = np.all(seen, axis=0)
+            mean, std = np.mean(curves, axis=0)[seen], np.std(curves, axis=0)[seen]
+            for curve in curves:
+                axes[row, i].plot(grid[seen], curve[seen], color="tab:blue", alpha=0.35, linewidth=0.8)
+            axes[row, i].plot(grid[seen], mean, color="tab:blue")
+            axes[row, i].fill_between(grid[seen], mean - std, mean + std, color="tab:blue", alpha=0.15, linewidth=0)
+            axes[row, i].set(title=env_id if row == 0 else None, xlabel=label)
+            axes[row, i].grid(alpha=0.3)
+        axes[0, i].xaxis.set_major_formatter(lambda steps, _: f"{steps / 1000:.0f}k" if steps else "0")
+    for row in axes:
+        row[0].set_ylabel("episodic return")
+    figure.savefig(path, dpi=110)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or sys.argv[1] not in PUBLISHED:
+        raise SystemExit(f"usage: python results/report.py ALGORITHM, one of {', '.join(PUBLISHED)}")
+    print(table(sys.argv[1]))
+    plot(sys.argv[1], HERE.parent / "docs" / "rl-algorithms" / f"{sys.argv[1]}.png")

@@ -1,0 +1,127 @@
+"""README, CONTRIBUTING and docs: every command runs, every line number, test, file and table they name is true."""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.harness import ROOT, train
+from tests.test_packaging import UV
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NOT_RUN_HERE = {
+    "make test": "it is what runs this test",
+    "uv run cleanrl/ppo.py": "run by test_packaging.test_bare_file_runs_in_an_empty_folder",
+    "python -m cleanrl_utils.speed ppo": "run by test_speed",
+    "pip install -r requirements/requirements.txt": "run by test_plain_pip (slow), and resolved by test_packaging",
+}
+
+
+def commands():
+    found = {}
+    for page in PAGES:
+        for block in re.findall(r"^ *```bash\n(.*?)^ *```$", page.read_text(), re.M | re.S):
+            for line in block.splitlines():
+                found.setdefault(line.strip(), page.name)
+    return [command for command in found if command not in NOT_RUN_HERE]
+
+
+def load(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    """A copy of the working tree, with this environment as its .venv and one run in runs/."""
+    folder = tmp_path_factory.mktemp("docs") / "cleanrl"
+    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".git", ".venv", ".uv", "runs", "wandb", "gpu", ".*_cache"))
+    os.symlink(sys.prefix, folder / ".venv")
+    train(folder / "cleanrl" / "ppo.py", folder, "--total-timesteps", 512)
+    shutil.copy(folder / "cleanrl" / "ppo.py", folder / "cleanrl" / "my_ppo.py")
+    return folder
+
+
+def environment():
+    path = [str(Path(sys.executable).parent), *([str(Path(UV).parent)] if UV else []), os.environ["PATH"]]
+    return os.environ | {"PATH": os.pathsep.join(path), "WANDB_MODE": "offline", "PYTHONPATH": ""}
+
+
+@pytest.mark.parametrize("command", commands())
+def test_command_runs(checkout, command):
+    (run,) = [path for path in (checkout / "runs").iterdir() if "CartPole-v1__ppo__1" in path.name][:1]
+    words = command.replace("<run>", run.name)
+    if words.startswith("tensorboard"):
+        return check_tensorboard(checkout, words)
+    if words == "make train":
+        words += ' FLAGS="--total-timesteps 1024"'
+    elif "cleanrl/ppo.py" in words and not re.search(r"--help|--resume|cleanrl_utils", words):
+        words += " --total-timesteps 1024"
+    words = words.replace("results/export.py ppo runs", "results/export.py ppo published")
+    if "published" in words:  # results are exported from finished runs of all environments; here, one
+        shutil.copytree(run, checkout / "published" / run.name, dirs_exist_ok=True)
+    done = subprocess.run(words, shell=True, cwd=checkout, env=environment(), capture_output=True, text=True, input="")
+    assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
+
+
+def check_tensorboard(checkout, words):
+    server = subprocess.Popen(
+        [*words.split(), "--port", "0"], cwd=checkout, env=environment(), stderr=subprocess.PIPE, text=True
+    )
+    try:
+        url = next(found[0] for line in server.stderr if (found := re.findall(r"http://\S+", line)))
+        for _ in range(60):
+            tags = urllib.request.urlopen(f"{url.rstrip('/')}/data/plugin/scalars/tags").read().decode()
+            if "charts/episodic_return" in tags:
+                break
+            time.sleep(0.5)
+        assert "charts/episodic_return" in tags
+    finally:
+        server.kill()
+
+
+def test_no_promise_is_stale():
+    everything = "\n".join(page.read_text() for page in PAGES)
+    assert [command for command in NOT_RUN_HERE if command not in everything] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_plain_pip(tmp_path):
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    python = tmp_path / "venv" / ("Scripts" if os.name == "nt" else "bin") / "python"
+    subprocess.run([python, "-m", "pip", "install", "-q", "-r", ROOT / "requirements" / "requirements.txt"], check=True)
+    subprocess.run([python, ROOT / "cleanrl" / "ppo.py", "--total-timesteps", "1024"], cwd=tmp_path, check=True)
+    assert list(tmp_path.glob("runs/*/checkpoint.pt"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_lines_tests_and_files_exist(page):
+    text = page.read_text()
+    assert load(ROOT / "docs" / "lines.py").renumber(text) == text, "run: python docs/lines.py"
+    for target in re.findall(r"\]\((?!https?://)([^)#\s]+)", text):
+        assert (page.parent / target).exists(), target
+    for test, path in re.findall(r"\[`(test_\w+)`\]\((\S+)\)", text):
+        assert f"def {test}(" in (page.parent / path).read_text(), test
+
+
+def test_every_marked_detail_is_explained_and_tested():
+    text = (ROOT / "docs" / "rl-algorithms" / "ppo.md").read_text()
+    explained = re.findall(r'"(core \d+)"\), \[`test_(core_\d+)_', text)
+    assert explained == [(f"core {n}", f"core_{n}") for n in range(1, 14)]
+    marks = re.findall(r"# .*?\[(core [\d, ]+)\]", (ROOT / "cleanrl" / "ppo.py").read_text().split("class Args")[1])
+    assert {f"core {n}" for mark in marks for n in mark.removeprefix("core ").split(", ")} == {name for name, _ in explained}
+
+
+def test_published_table_is_the_data():
+    table = load(ROOT / "results" / "report.py").table("ppo")
+    assert table in (ROOT / "docs" / "rl-algorithms" / "ppo.md").read_text(), "run: python results/report.py ppo\n" + table
