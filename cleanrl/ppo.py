@@ -124,9 +124,7 @@ if __name__ == "__main__":
             args = Args(**json.loads(Path(resume, "run.json").read_text())["args"])
         except Exception as error:
             raise SystemExit(f"cannot resume {resume}: {type(error).__name__}: {error}".splitlines()[0]) from None
-        if args.env_id != env_id and (
-            ":" in args.env_id or env_id != Args.env_id
-        ):  # a stranger's run must not import a module
+        if args.env_id != env_id and (":" in args.env_id or env_id != Args.env_id):  # an id may name a module to import
             raise SystemExit(f"{resume} is a run on {args.env_id}: add --env-id {args.env_id} if you trust what it may import")
     run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(start_time)}"
     run_folder = Path(resume or "runs/" + re.sub(r"[/\\:]", "-", run_name))

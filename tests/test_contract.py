@@ -356,6 +356,7 @@ def test_a_pickle_bomb_does_not_go_off(file, tmp_path, save):
 
 def test_a_strangers_run_cannot_import_a_module(file, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
+    sys.modules.pop("evil", None)
     (tmp_path / "evil.py").write_text("from pathlib import Path\nPath('owned').touch()\n")
     train(file, tmp_path, *small(file, "--total-timesteps", 64))
     edit(only_run(tmp_path), env_id="evil:CartPole-v1")
