@@ -4,7 +4,6 @@ RUN := $(UV) run --no-project
 INSTALL := UV_FIND_LINKS="$(PIP_FIND_LINKS)" $(UV) pip install --quiet --compile-bytecode --constraints constraints.txt
 EXPORT := $(UV) pip compile pyproject.toml --universal --python-version 3.11 --no-header --no-annotate --quiet
 EXTRAS := atari envpool procgen mujoco dm_control pettingzoo jax optuna cluster hub docs dev all
-export PYTHONPATH := $(CURDIR)
 
 .PHONY: help train test test-slow format constraints requirements clean
 

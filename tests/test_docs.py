@@ -69,7 +69,7 @@ def test_command_runs(checkout, command):
     words = words.replace("results/export.py ppo runs", "results/export.py ppo published")
     if "published" in words:  # results are exported from finished runs of all environments; here, one
         shutil.copytree(run, checkout / "published" / run.name, dirs_exist_ok=True)
-    done = subprocess.run(words, shell=True, cwd=checkout, env=environment(), capture_output=True, text=True, input="")
+    done = subprocess.run(["bash", "-c", words], cwd=checkout, env=environment(), capture_output=True, text=True, input="")
     assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
 
 
