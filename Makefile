@@ -27,7 +27,7 @@ test-slow: .venv/all
 format: .venv/all
 	$(RUN) ruff check --fix
 	$(RUN) ruff format
-	$(RUN) codespell
+	git ls-files | xargs $(RUN) codespell
 
 constraints: $(UV)
 	$(EXPORT) --all-extras --upgrade --output-file constraints.txt

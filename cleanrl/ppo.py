@@ -1,7 +1,7 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#     "gymnasium[classic-control]>=1.2,<2", "moviepy>=2", "numpy>=2", "tensorboard>=2.20",
+#     "gymnasium[classic-control]>=1.2.1,<2", "moviepy>=2", "numpy>=2", "tensorboard>=2.20",
 #     "torch>=2.9", "tqdm>=4.67", "tyro>=1.0", "wandb>=0.22",
 # ]
 # ///
@@ -18,7 +18,6 @@ Numbers in brackets, such as [core 5], are the implementation details explained 
 import json
 import os
 import platform
-import re
 import subprocess
 import time
 from dataclasses import asdict, dataclass
@@ -71,19 +70,19 @@ def make_envs(args, num_envs, render_mode=None):
     return gym.wrappers.vector.RecordEpisodeStatistics(envs)
 
 
-def layer_init(layer, std=2**0.5):
-    nn.init.orthogonal_(layer.weight, std)  # [core 2]
+def layer_init(layer, gain=2**0.5):
+    nn.init.orthogonal_(layer.weight, gain)  # [core 2]
     nn.init.zeros_(layer.bias)
     return layer
 
 
-def mlp(in_dim, out_dim, std):
+def mlp(in_dim, out_dim, gain):
     return nn.Sequential(
         layer_init(nn.Linear(in_dim, 64)),
         nn.Tanh(),
         layer_init(nn.Linear(64, 64)),
         nn.Tanh(),
-        layer_init(nn.Linear(64, out_dim), std),
+        layer_init(nn.Linear(64, out_dim), gain),
     )
 
 
@@ -91,8 +90,8 @@ class Agent(nn.Module):
     def __init__(self, envs):
         super().__init__()
         obs_dim = int(np.prod(envs.single_observation_space.shape))
-        self.actor = mlp(obs_dim, int(envs.single_action_space.n), std=0.01)  # [core 13] two networks, nothing shared
-        self.critic = mlp(obs_dim, 1, std=1.0)
+        self.actor = mlp(obs_dim, int(envs.single_action_space.n), gain=0.01)  # [core 13] two networks, nothing shared
+        self.critic = mlp(obs_dim, 1, gain=1.0)
 
     def policy(self, obs):
         return self.actor(obs.reshape(len(obs), -1)).log_softmax(-1)
@@ -102,7 +101,7 @@ class Agent(nn.Module):
 
 
 def sample(log_probs):
-    """An action from each row of log-probabilities: with Gumbel noise added, the largest is a sample (and costs little)."""
+    """An action for each row: where log-probabilities plus Gumbel noise (-log of exponential noise) peak is a sample."""
     return (log_probs - torch.empty_like(log_probs).exponential_().log()).argmax(-1)
 
 
@@ -116,101 +115,71 @@ def load_policy(checkpoint, envs):
 if __name__ == "__main__":
     # check what was asked for before anything is written
     args, start_time = tyro.cli(Args), time.time()
-    resume, env_id = args.resume, args.env_id
-    if resume:
-        if args != Args(resume=resume, env_id=env_id):
+    resume, asked_id = args.resume, args.env_id
+    if resume is not None:
+        if args != Args(resume=resume, env_id=asked_id):
             raise SystemExit("--resume goes on with the run's own flags: give no others")
-        try:
-            args = Args(**json.loads(Path(resume, "run.json").read_text())["args"])
+        try:  # the folder may be a stranger's: it is only believed in what cannot do harm
+            about = json.loads(Path(resume, "run.json").read_text())
+            args = Args(**about["args"])
+            assert about["file"] == Path(__file__).name, f"it is a run of {about['file']}"
+            assert all(isinstance(value, Args.__annotations__[name]) for name, value in vars(args).items()), "wrong types"
         except Exception as error:
             raise SystemExit(f"cannot resume {resume}: {type(error).__name__}: {error}".splitlines()[0]) from None
-        if args.env_id != env_id and (":" in args.env_id or env_id != Args.env_id):  # an id may name a module to import
-            raise SystemExit(f"{resume} is a run on {args.env_id}: add --env-id {args.env_id} if you trust what it may import")
-    run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(start_time)}"
-    run_folder = Path(resume or "runs/" + re.sub(r"[/\\:]", "-", run_name))
+        if args.env_id != asked_id and (":" in args.env_id or asked_id != Args.env_id):  # an id may name a module to import
+            raise SystemExit(f"{resume} is a run on {args.env_id!r}: add --env-id with that id if you trust what it imports")
+    run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(start_time)}".translate(str.maketrans("/\\:", "---"))
+    run_folder = Path("runs", run_name) if resume is None else Path(resume).absolute()
 
     # check that the numbers fit together and the file fits the environment
-    batch_size = args.num_envs * args.num_steps
-    num_iterations = args.total_timesteps // max(batch_size, 1)
-    counts = (args.num_envs, args.num_steps, args.num_minibatches, args.update_epochs, args.checkpoint_interval)
-    sizes = (args.learning_rate, args.clip_coef, args.max_grad_norm)
-    for rule, kept in {
-        "num_envs, num_steps, num_minibatches, update_epochs, checkpoint_interval: at least 1": min(counts) >= 1,
-        f"total_timesteps: at least num_envs * num_steps, here {batch_size}": num_iterations >= 1,
-        "num_minibatches: at most num_envs * num_steps / 2": args.num_minibatches <= args.num_envs * (args.num_steps // 2),
-        "gamma, gae_lambda: from 0 to 1": 0 <= args.gamma <= 1 and 0 <= args.gae_lambda <= 1,
-        "learning_rate, clip_coef, max_grad_norm: above 0": np.min(sizes) > 0,
-        "seed: from 0 to 2**63 - 1": 0 <= args.seed < 2**63,
-    }.items():
-        if not kept:
-            raise SystemExit(f"out of range: {rule}")
+    for rule in (
+        "num_envs > 0; num_minibatches > 0; update_epochs > 0; checkpoint_interval > 0; "
+        "num_minibatches <= num_envs * (num_steps // 2); "  # every other step may be a reset, which is not learned from
+        "total_timesteps >= num_envs * num_steps; 0 <= gamma <= 1; 0 <= gae_lambda <= 1; clip_coef > 0; max_grad_norm > 0; "
+        "0 < learning_rate < 1e9; abs(ent_coef) < 1e9; abs(vf_coef) < 1e9; 0 <= seed < 2**63"
+    ).split("; "):
+        if not eval(rule, {}, vars(args)):
+            raise SystemExit(f"these flags do not fit: {rule} must hold")
     try:
         envs = make_envs(args, args.num_envs, "rgb_array" if args.capture_video else None)
     except Exception as error:
         raise SystemExit(f"cannot make {args.env_id}: {type(error).__name__}: {error}".splitlines()[0]) from None
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
-    spaces = f"{type(obs_space).__name__} observations and {type(action_space).__name__} actions"
-    if spaces != "Box observations and Discrete actions":
-        raise SystemExit(f"{Path(__file__).name} needs Box observations and Discrete actions; {args.env_id} has {spaces}")
-    if args.capture_video and "rgb_array" not in envs.metadata.get("render_modes", ()):
-        raise SystemExit(f"cannot record {args.env_id}: it has no render mode rgb_array")
+    for need, is_met in {
+        "Box observations": isinstance(obs_space, gym.spaces.Box),
+        "Discrete actions": isinstance(action_space, gym.spaces.Discrete),
+        "resets on the step after an end": envs.metadata.get("autoreset_mode") == gym.vector.AutoresetMode.NEXT_STEP,
+        "rgb_array rendering for a video": not args.capture_video or "rgb_array" in envs.metadata.get("render_modes", ()),
+    }.items():
+        if not is_met:
+            raise SystemExit(f"{Path(__file__).name} needs {need}, which {args.env_id} does not have")
 
     # seed, build, restore
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic matrix products need on a GPU
     torch.use_deterministic_algorithms(args.torch_deterministic)
     torch.manual_seed(args.seed)
-    work = args.num_envs * np.prod(obs_space.shape)  # how many numbers the networks read at a step
-    if work < 2**13:  # too few for several threads to pay, by measurement
-        torch.set_num_threads(1)
-    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() and work >= 2**19 else "cpu")  # for a GPU to pay
+    batch_size = args.num_envs * args.num_steps
+    num_iterations = args.total_timesteps // batch_size
+    inputs = args.num_envs * np.prod(obs_space.shape)  # numbers read at a step; threads and a GPU pay only from many on
+    torch.set_num_threads(torch.get_num_threads() if inputs >= 2**13 else 1)
+    device = torch.device("cuda" if inputs >= 2**19 and args.cuda and torch.cuda.is_available() else "cpu")
     agent = Agent(envs).to(device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)  # [core 3]
-    parts = {"agent": agent, "optimizer": optimizer}
-    global_step = 0
-    if resume and (run_folder / "checkpoint.pt").exists():
+    parts, global_step = {"agent": agent, "optimizer": optimizer}, 0
+    if resume is not None and (run_folder / "checkpoint.pt").exists():
         try:
             checkpoint = torch.load(run_folder / "checkpoint.pt", map_location="cpu", weights_only=True)
             for name, part in parts.items():
                 part.load_state_dict(checkpoint[name])
+            for p, state in optimizer.state.items():  # fused Adam writes to them without a look at their shapes
+                shapes = {name: x.shape for name, x in state.items() if x.is_contiguous()}
+                assert shapes == {"step": (), "exp_avg": p.shape, "exp_avg_sq": p.shape}, "an optimizer of other shapes"
             torch.set_rng_state(checkpoint["rng"])
             torch.cuda.set_rng_state_all(checkpoint["cuda_rng"][: torch.cuda.device_count()])
             global_step = int(checkpoint["global_step"])
+            assert global_step in range(0, num_iterations * batch_size + 1, batch_size), f"step {global_step} of another run"
         except Exception as error:
             raise SystemExit(f"cannot resume {resume}: {type(error).__name__}: {error}".splitlines()[0]) from None
-
-    # open the logs
-    if args.track:
-        try:
-            import wandb
-
-            names = dict(project=args.wandb_project_name, entity=args.wandb_entity, name=run_folder.name, id=run_folder.name)
-            wandb.init(**names, config=asdict(args), resume="allow", sync_tensorboard=True, save_code=True)
-        except Exception as error:
-            raise SystemExit(f"cannot track: {type(error).__name__}: {error}".splitlines()[0]) from None
-    if not resume:
-        git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True, text=True)
-        about = {
-            "file": Path(__file__).name,
-            "args": asdict(args),
-            "tags": list(filter(None, os.environ.get("WANDB_TAGS", "").split(","))),
-            "start_time": start_time,
-            "commit": git.stdout.strip(),
-            "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine(),
-            "python": platform.python_version(),
-            "packages": {d.name: d.version for d in distributions()},
-        }
-        try:
-            os.makedirs(f"{run_folder}.tmp")
-            Path(f"{run_folder}.tmp", "run.json").write_text(json.dumps(about, indent=2))
-            os.rename(f"{run_folder}.tmp", run_folder)  # the folder appears with run.json in it, or not at all
-        except OSError as error:
-            raise SystemExit(f"cannot write {run_folder}: {error.strerror}") from None
-    print(f"run folder: {run_folder}")
-    writer = SummaryWriter(run_folder, purge_step=global_step + 1)
-    videos = run_folder / "videos"
-    logged_videos = set(videos.glob("*.mp4"))
-    if args.capture_video:
-        envs = gym.wrappers.vector.RecordVideo(envs, str(videos), name_prefix=f"step-{global_step}", record_first_only=True)
 
     # the rollout: row t is what the agent saw and did at step t, and what the environments answered
     obs = np.zeros((args.num_steps + 1, args.num_envs, *obs_space.shape), dtype=np.float32)
@@ -219,9 +188,40 @@ if __name__ == "__main__":
     rewards = np.zeros((args.num_steps, args.num_envs), dtype=np.float32)
     terminated = np.zeros((args.num_steps, args.num_envs), dtype=bool)
 
-    # train
+    # open the logs
+    git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True, text=True)
+    about = {
+        "file": Path(__file__).name,
+        "args": asdict(args),
+        "tags": list(filter(None, os.environ.get("WANDB_TAGS", "").split(","))),
+        "start_time": start_time,
+        "commit": git.stdout.strip(),
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine(),
+        "python": platform.python_version(),
+        "packages": {d.name: d.version for d in distributions()},
+    }
+    try:
+        if args.track:
+            import wandb
+
+            names = dict(project=args.wandb_project_name, entity=args.wandb_entity, name=run_folder.name, id=run_folder.name)
+            wandb.init(**names, config=asdict(args), resume="allow", sync_tensorboard=True, save_code=True)
+        if resume is None:  # the folder appears with run.json in it, or not at all
+            assert not run_folder.exists(), "there is such a run already"
+            os.makedirs(f"{run_folder}.tmp")
+            Path(f"{run_folder}.tmp", "run.json").write_text(json.dumps(about, indent=2))
+            os.rename(f"{run_folder}.tmp", run_folder)
+    except Exception as error:
+        raise SystemExit(f"cannot log to {run_folder}: {type(error).__name__}: {error}".splitlines()[0]) from None
+    print(f"run folder: {run_folder}")
+    writer = SummaryWriter(run_folder, purge_step=global_step + 1)  # hides what was logged after the checkpoint
+    videos, logged_videos = run_folder / "videos", set(run_folder.glob("videos/*.mp4"))
+    if args.capture_video:
+        envs = gym.wrappers.vector.RecordVideo(envs, str(videos), name_prefix=f"step-{global_step}", record_first_only=True)
+
+    # train, from new episodes also after a resume
     obs[-1], _ = envs.reset(seed=int(np.random.SeedSequence((args.seed, global_step)).generate_state(1)[0]))
-    start_time, start_step = time.time(), global_step
+    loop_start, start_step = time.time(), global_step
     progress = tqdm(initial=global_step, total=num_iterations * batch_size, unit="step", unit_scale=True)
     for iteration in range(global_step // batch_size, num_iterations):
         if args.anneal_lr:  # [core 4]
@@ -231,7 +231,7 @@ if __name__ == "__main__":
         obs[0], is_last[0] = obs[-1], is_last[-1]
         for t in range(args.num_steps):
             with torch.no_grad():
-                actions[t] = sample(agent.policy(torch.from_numpy(obs[t]).to(device))).cpu()
+                actions[t] = sample(agent.policy(torch.from_numpy(obs[t]).to(device))).cpu().numpy()
             obs[t + 1], rewards[t], terminated[t], truncated, infos = envs.step(actions[t] + action_space.start)
             is_last[t + 1] = terminated[t] | truncated
             global_step += args.num_envs
@@ -245,29 +245,29 @@ if __name__ == "__main__":
         # estimate advantages [core 5]: a truncated episode is bootstrapped from its last observation, a terminated one is not
         with torch.no_grad():
             values = agent.value(torch.from_numpy(obs).to(device).flatten(0, 1)).view(is_last.shape).cpu().numpy()
-        deltas = rewards + args.gamma * ~terminated * values[1:] - values[:-1]
-        advantages, advantage = np.zeros_like(rewards), 0
+        deltas = rewards + args.gamma * values[1:] * ~terminated - values[:-1]
+        advantages, advantage = np.zeros_like(rewards), np.float32(0)
         for t in reversed(range(args.num_steps)):
-            advantages[t] = advantage = deltas[t] + args.gamma * args.gae_lambda * ~is_last[t + 1] * advantage
+            advantages[t] = advantage = deltas[t] + args.gamma * args.gae_lambda * advantage * ~is_last[t + 1]
         returns = advantages + values[:-1]
 
         # learn, but not from the steps that only reset an environment
         b_obs, b_actions, b_values, b_advantages, b_returns = (
             torch.from_numpy(x[~is_last[:-1]]).to(device) for x in (obs[:-1], actions, values[:-1], advantages, returns)
         )
-        b_logprobs = agent.policy(b_obs).gather(1, b_actions[:, None]).squeeze(1).detach()
+        b_logprobs = torch.no_grad()(agent.policy)(b_obs).gather(1, b_actions[:, None]).squeeze(1)
         clipfracs = []
         for _epoch in range(args.update_epochs):
             for mb in torch.randperm(len(b_obs), device=device).tensor_split(args.num_minibatches):  # [core 6]
                 log_probs, value = agent.policy(b_obs[mb]), agent.value(b_obs[mb])
                 logratio = log_probs.gather(1, b_actions[mb, None]).squeeze(1) - b_logprobs[mb]
                 ratio = logratio.exp()
-                advantage = b_advantages[mb]
+                mb_advantages = b_advantages[mb]
                 if args.norm_adv:  # [core 7]
-                    advantage = (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
+                    mb_advantages = (mb_advantages - mb_advantages.mean()) / (mb_advantages.std(correction=0) + 1e-8)
 
                 clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
-                policy_loss = -torch.min(advantage * ratio, advantage * clipped_ratio).mean()  # [core 8]
+                policy_loss = -torch.min(mb_advantages * ratio, mb_advantages * clipped_ratio).mean()  # [core 8]
                 value_error = (value - b_returns[mb]) ** 2
                 if args.clip_vloss:  # [core 9]
                     clipped_value = b_values[mb] + (value - b_values[mb]).clamp(-args.clip_coef, args.clip_coef)
@@ -280,40 +280,40 @@ if __name__ == "__main__":
                 loss.backward()
                 nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)  # [core 11]
                 optimizer.step()
-                with torch.no_grad():  # [core 12]
-                    approx_kl, old_approx_kl = (ratio - 1 - logratio).mean(), -logratio.mean()
-                    clipfracs.append(((ratio - 1).abs() > args.clip_coef).float().mean())
+                approx_kl, old_approx_kl = (ratio - 1 - logratio).mean(), -logratio.mean()  # [core 12]
+                clipfracs.append(((ratio - 1).abs() > args.clip_coef).float().mean())
             if args.target_kl is not None and approx_kl > args.target_kl:
                 break
 
         # log
         for name, scalar in {
             "charts/learning_rate": optimizer.param_groups[0]["lr"],
-            "charts/SPS": int((global_step - start_step) / (time.time() - start_time)),
+            "charts/SPS": int((global_step - start_step) / (time.time() - loop_start)),
             "losses/value_loss": value_loss,
             "losses/policy_loss": policy_loss,
             "losses/entropy": entropy,
             "losses/old_approx_kl": old_approx_kl,
             "losses/approx_kl": approx_kl,
             "losses/clipfrac": torch.stack(clipfracs).mean(),
-            "losses/explained_variance": 1 - b_advantages.var() / b_returns.var(),
+            "losses/explained_variance": 1 - (b_returns - b_values).var() / b_returns.var(),
         }.items():
             writer.add_scalar(name, scalar, global_step)
+        if args.track:
+            for video in set(videos.glob("*.mp4")) - logged_videos:
+                wandb.log({"videos": wandb.Video(str(video)), "global_step": global_step})
+                logged_videos.add(video)
 
         # checkpoint
         if (iteration + 1) % args.checkpoint_interval == 0 or iteration + 1 == num_iterations:
             checkpoint = {name: part.state_dict() for name, part in parts.items()} | {
                 "rng": torch.get_rng_state(),
-                "cuda_rng": torch.cuda.get_rng_state_all(),
+                "cuda_rng": torch.cuda.get_rng_state_all() if device.type == "cuda" else [],
                 "global_step": global_step,
             }
-            writer.flush()
+            writer.flush()  # the curves reach as far as the checkpoint
+            (run_folder / "checkpoint.tmp").unlink(missing_ok=True)  # never write through a stranger's link
             torch.save(checkpoint, run_folder / "checkpoint.tmp")
             os.replace(run_folder / "checkpoint.tmp", run_folder / "checkpoint.pt")  # whole, or not at all
-            if args.track:
-                for video in set(videos.glob("*.mp4")) - logged_videos:
-                    wandb.log({"videos": wandb.Video(str(video)), "global_step": global_step})
-                    logged_videos.add(video)
 
     progress.close()
     envs.close()

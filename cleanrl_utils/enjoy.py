@@ -7,6 +7,7 @@ Prints each return and their mean, writes them to eval.json in the run's folder 
 """
 
 import json
+import os
 import runpy
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,8 +35,9 @@ def read_run(run_folder):
     try:
         about = json.loads((run_folder / "run.json").read_text())
         return about.get("file") or about["args"]["exp_name"] + ".py", dict(about["args"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise SystemExit(f"{run_folder} is not the folder of a run: run.json: {type(error).__name__}: {error}") from None
+    except Exception as error:
+        problem = f"{run_folder} is not the folder of a run: run.json: {type(error).__name__}: {error}"
+        raise SystemExit(problem.splitlines()[0]) from None
 
 
 def load_checkpoint(run_folder):
@@ -69,8 +71,8 @@ def main():
     file = args.file or ALGORITHMS / Path(str(file_name)).name
     if not file.is_file():
         raise SystemExit(f"there is no {file}: say with --file which algorithm file made this run")
-    if args.episodes < 1:
-        raise SystemExit("--episodes must be at least 1")
+    if args.episodes < 1 or not 0 <= args.seed < 2**31:
+        raise SystemExit("--episodes must be at least 1, and --seed lie between 0 and 2**31 - 1")
     run_args["env_id"] = str(args.env_id or run_args.get("env_id"))
     if ":" in run_args["env_id"] and not args.env_id:  # part of the id is a module to import
         raise SystemExit(f"playing will import {run_args['env_id']}: if you trust it, add --env-id {run_args['env_id']}")
@@ -81,12 +83,13 @@ def main():
     try:
         envs = algorithm["make_envs"](algorithm["Args"](**run_args), 1, "rgb_array" if args.video else None)
         policy = algorithm["load_policy"](checkpoint, envs)
+        if args.video:
+            assert "rgb_array" in envs.metadata.get("render_modes", ()), "the environment does not render rgb_array"
+            videos = dict(video_folder=str(args.run_folder / "videos"), name_prefix=f"eval-seed-{args.seed}")
+            envs = gym.wrappers.vector.RecordVideo(envs, **videos, episode_trigger=lambda episode: episode < args.episodes)
     except Exception as error:
         problem = f"cannot rebuild the agent of {args.run_folder}: {type(error).__name__}: {error}"
         raise SystemExit(problem.splitlines()[0]) from None
-    if args.video:
-        videos = dict(video_folder=str(args.run_folder / "videos"), name_prefix=f"eval-seed-{args.seed}")
-        envs = gym.wrappers.vector.RecordVideo(envs, **videos, episode_trigger=lambda episode: episode < args.episodes)
     returns, lengths = play(envs, policy, args.episodes, args.seed)
     envs.close()
     print(f"mean return over {args.episodes} episodes: {np.mean(returns):.2f} ± {np.std(returns):.2f}")
@@ -95,7 +98,9 @@ def main():
 
     evaluation = {"env_id": run_args["env_id"], "seed": args.seed, "global_step": int(checkpoint.get("global_step", 0))}
     evaluation |= {"mean": float(np.mean(returns)), "std": float(np.std(returns)), "returns": returns, "lengths": lengths}
-    (args.run_folder / "eval.json").write_text(json.dumps(evaluation, indent=2))
+    (args.run_folder / "eval.tmp").unlink(missing_ok=True)  # never write through a stranger's link
+    (args.run_folder / "eval.tmp").write_text(json.dumps(evaluation, indent=2))
+    os.replace(args.run_folder / "eval.tmp", args.run_folder / "eval.json")
     with SummaryWriter(args.run_folder, filename_suffix=".eval") as writer:
         for episode, episodic_return in enumerate(returns):
             writer.add_scalar("eval/episodic_return", episodic_return, episode)

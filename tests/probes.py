@@ -210,5 +210,21 @@ class DictObs(ConstantValue):
         return {"a": super().observe()}
 
 
+class MyBox(gym.spaces.Box):
+    """A Box, as far as anyone is concerned."""
+
+
+class SubclassedBox(ConstantValue):
+    """ConstantValue with a kind of Box for its observations."""
+
+    observation_space = MyBox(-1, 1, (1,), np.float32)
+
+
+def make_same_step(num_envs, render_mode=None):
+    same_step = gym.vector.AutoresetMode.SAME_STEP
+    return gym.vector.SyncVectorEnv([ConstantValue] * num_envs, autoreset_mode=same_step)
+
+
+gym.register("Probe/SameStep-v0", vector_entry_point=make_same_step)
 for probe in [v for v in list(globals().values()) if isinstance(v, type) and issubclass(v, Probe) and v is not Probe]:
     gym.register(f"Probe/{probe.__name__}-v0", entry_point=probe)

@@ -91,6 +91,7 @@ def tell(run, **entries):
     [
         (lambda run: remove(run, "run.json"), "is not the folder of a run"),
         (lambda run: (run / "run.json").write_text("[]"), "is not the folder of a run"),
+        (lambda run: (run / "run.json").write_text("[" * 100_000), "RecursionError"),
         (lambda run: remove(run, "checkpoint.pt"), "cannot load the checkpoint"),
         (lambda run: (run / "checkpoint.pt").write_bytes(b"no"), "cannot load the checkpoint"),
         (lambda run: torch.save({"agent": Bomb()}, run / "checkpoint.pt"), "UnpicklingError"),
@@ -116,5 +117,20 @@ def test_enjoy_of_damaged_or_hostile_runs(cartpole, monkeypatch, damage, words):
 
 
 def test_enjoy_bad_flags(cartpole, monkeypatch):
-    with pytest.raises(SystemExit, match="at least 1"):
-        watch(monkeypatch, cartpole, "--episodes", 0)
+    for flags in (("--episodes", 0), ("--seed", -1), ("--seed", 2**64)):
+        with pytest.raises(SystemExit, match="--episodes must be at least 1, and --seed"):
+            watch(monkeypatch, cartpole, *flags)
+
+
+def test_enjoy_without_a_picture(run, monkeypatch):
+    with pytest.raises(SystemExit, match="does not render rgb_array"):
+        watch(monkeypatch, run, "--video")
+    assert not (run / "videos").exists()
+
+
+def test_enjoy_does_not_write_through_links(cartpole, monkeypatch):
+    (cartpole.parent / "precious").write_text("mine")
+    for name in ("eval.json", "eval.tmp"):
+        (cartpole / name).symlink_to(cartpole.parent / "precious")
+    watch(monkeypatch, cartpole, "--episodes", 1)
+    assert (cartpole.parent / "precious").read_text() == "mine" and not (cartpole / "eval.json").is_symlink()

@@ -33,8 +33,8 @@ def header(file):
 def test_header_is_in_step_with_pyproject(file):
     told = header(file)
     assert told["requires-python"] == PROJECT["project"]["requires-python"].split(",")[0]
-    bounds = {name_of(r): r for group in [PROJECT["project"]["dependencies"], *EXTRAS.values()] for r in group}
-    assert [r for r in told["dependencies"] if bounds.get(name_of(r)) != r] == [], "not the bounds of pyproject.toml"
+    bounds = {r for group in [PROJECT["project"]["dependencies"], *EXTRAS.values()] for r in group}
+    assert set(told["dependencies"]) <= bounds, "not the bounds of pyproject.toml"
     assert told["dependencies"] == sorted(told["dependencies"])
 
 
@@ -95,7 +95,11 @@ def test_requirements_are_in_step(tmp_path):
 
 @pytest.mark.parametrize("command", ["ruff check", "ruff format --check", "codespell"])
 def test_linters(command):
-    done = subprocess.run([sys.executable, "-m", *command.split()], cwd=ROOT, capture_output=True, text=True)
+    program, *flags = command.split()
+    program = shutil.which(program, path=Path(sys.executable).parent)
+    if program.endswith("codespell"):
+        flags = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    done = subprocess.run([program, *flags], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

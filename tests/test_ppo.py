@@ -96,7 +96,7 @@ def test_core_6_every_epoch_shuffles_and_covers_the_rollout(file, tmp_path):
 
 def test_core_7_advantages_are_normalized_by_minibatch(file, tmp_path):
     def look(names):
-        raw, used = names["b_advantages"][names["mb"]], names["advantage"]
+        raw, used = names["b_advantages"][names["mb"]], names["mb_advantages"]
         torch.testing.assert_close(used, (raw - raw.mean()) / (raw.std(correction=0) + 1e-8))
         assert abs(raw.mean()) > 1e-3, "there must be something to normalize"
 
@@ -105,7 +105,7 @@ def test_core_7_advantages_are_normalized_by_minibatch(file, tmp_path):
 
 def test_core_7_can_be_turned_off(file, tmp_path):
     def look(names):
-        assert torch.equal(names["advantage"], names["b_advantages"][names["mb"]])
+        assert torch.equal(names["mb_advantages"], names["b_advantages"][names["mb"]])
 
     train(file, tmp_path, *SMALL, "--total-timesteps", 256, "--no-norm-adv", on_update=look)
 
@@ -116,7 +116,7 @@ def test_core_8_clipped_surrogate(file, tmp_path):
     def look(names):
         nonlocal clipped
         rows = []
-        for ratio, advantage in zip(names["ratio"].tolist(), names["advantage"].tolist(), strict=True):
+        for ratio, advantage in zip(names["ratio"].tolist(), names["mb_advantages"].tolist(), strict=True):
             clipped += (ratio > 1.2 and advantage > 0) or (ratio < 0.8 and advantage < 0)
             bound = 1.2 if advantage > 0 else 0.8
             rows.append(advantage * (min(ratio, bound) if advantage > 0 else max(ratio, bound)))
@@ -154,7 +154,7 @@ def test_core_10_one_loss_for_policy_value_and_entropy(file, tmp_path):
         policy = torch.distributions.Categorical(logits=agent.actor(names["b_obs"][mb]))
         value = agent.critic(names["b_obs"][mb])[:, 0]
         ratio = torch.exp(policy.log_prob(names["b_actions"][mb]) - names["b_logprobs"][mb])
-        gain = torch.minimum(ratio * names["advantage"], torch.clip(ratio, 0.8, 1.2) * names["advantage"])
+        gain = torch.minimum(ratio * names["mb_advantages"], torch.clip(ratio, 0.8, 1.2) * names["mb_advantages"])
         error = (value - names["b_returns"][mb]) ** 2
         loss = -gain.mean() + 0.7 * error.mean() / 2 - 0.3 * policy.entropy().mean()
         expected = torch.autograd.grad(loss, list(agent.parameters()))
@@ -260,6 +260,12 @@ def test_reset_rows_are_not_learned_from(file, tmp_path):
     flags = ("--env-id", "Probe/MarkedLast-v0", *SMALL, "--total-timesteps", 256)
     train(file, tmp_path, *flags, on_update=lambda names: seen.update(names["b_obs"][names["mb"]].flatten().tolist()))
     assert seen == {float(np.float32(t / 3)) for t in range(3)}
+
+
+def test_other_autoreset_modes_are_refused(file, tmp_path):
+    """An environment that resets on the same step has no reset rows, and hides its last observations."""
+    with pytest.raises(SystemExit, match="needs resets on the step after an end, which Probe/SameStep-v0 does not have"):
+        train(file, tmp_path, "--env-id", "Probe/SameStep-v0", *SMALL, "--total-timesteps", 64)
 
 
 def test_target_kl_stops_the_epochs(file, tmp_path):
