@@ -1,0 +1,57 @@
+"""results/: from run folders to data, and from data to the published table and plot."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from tests.harness import PPO, ROOT, only_run, scalars, train
+from tests.test_contract import edit
+from tests.test_docs import load
+
+
+@pytest.fixture
+def results(tmp_path):
+    for name in ("export.py", "report.py"):
+        shutil.copy(ROOT / "results" / name, tmp_path)
+    return load(tmp_path / "export.py"), load(tmp_path / "report.py"), tmp_path
+
+
+def test_export_takes_every_episode(results, tmp_path):
+    export, _, folder = results
+    for seed in (1, 2):
+        train(PPO, tmp_path / str(seed), "--seed", seed, "--total-timesteps", 1024)
+        (folder / "runs").mkdir(exist_ok=True)
+        only_run(tmp_path / str(seed)).rename(folder / "runs" / str(seed))
+    export.export("ppo", folder / "runs")
+    rows = (folder / "ppo" / "CartPole-v1__2.csv").read_text().splitlines()
+    assert rows[0] == "step,episodic_return,seconds"
+    exported = [tuple(map(float, row.split(",")[:2])) for row in rows[1:]]
+    assert exported == scalars(folder / "runs" / "2")["charts/episodic_return"] and len(exported) > 20
+    assert all(0 < float(row.split(",")[2]) < 600 for row in rows[1:])
+
+    (folder / "again").mkdir()
+    shutil.copytree(folder / "runs" / "1", folder / "again" / "a")
+    shutil.copytree(folder / "runs" / "1", folder / "again" / "b")
+    with pytest.raises(SystemExit, match="was run twice"):
+        export.export("ppo", folder / "again")
+    shutil.rmtree(folder / "again" / "b")
+    edit(folder / "again" / "a", total_timesteps=500_000)
+    with pytest.raises(SystemExit, match="is not finished"):
+        export.export("ppo", folder / "again")
+    with pytest.raises(SystemExit, match="no run of dqn"):
+        export.export("dqn", folder / "runs")
+
+
+def test_report_counts_the_last_hundred_episodes(results):
+    _, report, folder = results
+    (folder / "ppo").mkdir()
+    for env_id in report.PUBLISHED["ppo"]:
+        for seed, last in ((1, 10), (2, 20)):
+            rows = [f"{10 * i},{0 if i < 50 else last},{i}" for i in range(150)]
+            (folder / "ppo" / f"{env_id}__{seed}.csv").write_text("\n".join(["step,episodic_return,seconds", *rows]))
+    assert "| CartPole-v1 | 15.00 ± 5.00 | 10.0, 20.0 | 490.04 ± 6.12 |" in report.table("ppo")
+    report.plot("ppo", folder / "ppo.png")
+    assert (folder / "ppo.png").stat().st_size > 10_000
+    curve, seen = report.smooth(np.array([[10, 4, 1], [20, 8, 2]]), np.array([5, 10, 25]), 0)
+    assert curve[seen].tolist() == [4, 6] and seen.tolist() == [False, True, True]
