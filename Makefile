@@ -1,7 +1,7 @@
-# Every target only calls uv, which is put into .uv/ where it is missing.
+# Every target only calls uv, which is put into .uv/ where it is missing. PYTHON=3.12 chooses another Python for .venv.
 UV := $(shell command -v uv || echo .uv/bin/uv)
-RUN := $(UV) run --no-project
-INSTALL := UV_FIND_LINKS="$(PIP_FIND_LINKS)" $(UV) pip install --quiet --compile-bytecode --constraints constraints.txt
+RUN := $(UV) run --no-project --python .venv
+INSTALL := UV_FIND_LINKS="$(PIP_FIND_LINKS)" $(UV) pip install --python .venv --quiet --compile-bytecode --constraints constraints.txt
 EXPORT := $(UV) pip compile pyproject.toml --universal --python-version 3.11 --no-header --no-annotate --quiet
 EXTRAS := atari envpool procgen mujoco dm_control pettingzoo jax optuna cluster hub docs dev all
 
@@ -50,7 +50,7 @@ requirements: $(UV)
 	@touch $@ .venv/train
 
 .venv/pyvenv.cfg: | $(UV)
-	$(UV) venv --quiet --allow-existing
+	$(UV) venv --quiet $(if $(PYTHON),--python $(PYTHON)) .venv
 
 .uv/bin/uv:
 	python3 -m pip install --quiet --target .uv uv

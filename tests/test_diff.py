@@ -28,7 +28,7 @@ def run(*args, **environment):
 def copy(tmp_path):
     """ppo.py with a flag's default changed, a line of code changed, one taken out and one put in."""
     source = PPO.read_text()
-    for old, new in (("import time\n", ""), ("gamma: float = 0.99", "gamma: float = 0.9"), ("std=2**0.5", "std=1.0")):
+    for old, new in (("import time\n", ""), ("gamma: float = 0.99", "gamma: float = 0.9"), ("gain=2**0.5", "gain=1.0")):
         assert source.count(old) == 1
         source = source.replace(old, new)
     path = tmp_path / "copy.py"

@@ -123,7 +123,7 @@ def test_pre_commit_runs_the_same_linters(tmp_path):
 def test_workflow_keeps_our_promises():
     workflow = (ROOT / ".github" / "workflows" / "tests.yml").read_text()
     assert 'python: ["3.11", "3.12", "3.13"]' in workflow and "os: [ubuntu-latest, macos-latest, windows-latest]" in workflow
-    assert PROJECT["project"]["requires-python"] == ">=3.11,<3.14" and "run: make test" in workflow
+    assert PROJECT["project"]["requires-python"] == ">=3.11,<3.14" and "run: make test PYTHON=${{ matrix.python }}" in workflow
     assert (ROOT / ".ci" / "run").read_text().splitlines()[-1] == "exec make test"
 
 

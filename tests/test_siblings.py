@@ -204,7 +204,7 @@ def test_identical_copy_passes(tmp_path):
 @pytest.mark.parametrize(
     "old, new, name",
     [
-        ("std=2**0.5", "std=1.0", "layer_init"),
+        ("gain=2**0.5", "gain=1.0", "layer_init"),
         ("gamma: float = 0.99", "gamma: float = 0.9", "Args.gamma"),
         ("gamma: float", "gamma: float | None", "Args.gamma"),
         ("# discount factor", "# the discount", "Args.gamma"),
@@ -239,7 +239,7 @@ def test_swapped_steps_are_reported(tmp_path):
 
 
 def test_stale_entries_are_reported(tmp_path):
-    paths = write_copy(tmp_path, "std=2**0.5", "std=1.0")
+    paths = write_copy(tmp_path, "gain=2**0.5", "gain=1.0")
     entry = dict(name="layer_init", files=["ppo", "ppo_copy"], reason="a test")
     assert check_differences(paths, [entry]) == []
     for stale in (entry | dict(name="mlp"), entry | dict(name="gone"), entry | dict(files=["ppo", "ppo_c"])):
@@ -251,9 +251,9 @@ def test_stale_entries_are_reported(tmp_path):
 
 
 def test_patterns_are_groups_that_differ_from_each_other(tmp_path):
-    write_copy(tmp_path, "std=2**0.5", "std=1.0", stem="ppo_atari")
-    write_copy(tmp_path, "std=2**0.5", "std=1.0", stem="dqn_atari")
-    paths = write_copy(tmp_path, "std=2**0.5", "std=2.0", stem="c51_atari")
+    write_copy(tmp_path, "gain=2**0.5", "gain=1.0", stem="ppo_atari")
+    write_copy(tmp_path, "gain=2**0.5", "gain=1.0", stem="dqn_atari")
+    paths = write_copy(tmp_path, "gain=2**0.5", "gain=2.0", stem="c51_atari")
     entry = dict(name="layer_init", files=["ppo", "*_atari"], reason="a test")
     complaints = check_differences(paths, [entry])
     assert len(complaints) == 1  # c51_atari against the other two, shown once, with an entry for each
