@@ -304,7 +304,7 @@ FAST_CARTPOLE = (*FAST_CARTPOLE, "--no-clip-vloss")
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_learns_cartpole_with_the_defaults(file, tmp_path, seed):
     train(file, tmp_path, "--seed", seed)
-    assert last_hundred(only_run(tmp_path)) >= 490
+    assert last_hundred(only_run(tmp_path)) >= 495
 
 
 # the same seed, the same run
