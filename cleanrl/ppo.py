@@ -133,7 +133,7 @@ if __name__ == "__main__":
 
     # check that the numbers fit together and the file fits the environment
     for rule in (
-        "num_envs > 0; num_minibatches > 0; update_epochs > 0; checkpoint_interval > 0; "
+        "num_envs > 0; num_minibatches > 0; update_epochs > 0; checkpoint_interval > 0; num_envs * num_steps < 2**31; "
         "num_minibatches <= num_envs * (num_steps // 2); "  # every other step may be a reset, which is not learned from
         "total_timesteps >= num_envs * num_steps; 0 <= gamma <= 1; 0 <= gae_lambda <= 1; clip_coef > 0; max_grad_norm > 0; "
         "0 < learning_rate < 1e9; abs(ent_coef) < 1e9; abs(vf_coef) < 1e9; 0 <= seed < 2**63"
@@ -173,7 +173,8 @@ if __name__ == "__main__":
                 part.load_state_dict(checkpoint[name])
             for p, state in optimizer.state.items():  # fused Adam writes to them without a look at their shapes
                 shapes = {name: x.shape for name, x in state.items() if x.is_contiguous()}
-                assert shapes == {"step": (), "exp_avg": p.shape, "exp_avg_sq": p.shape}, "an optimizer of other shapes"
+                if shapes != {"step": (), "exp_avg": p.shape, "exp_avg_sq": p.shape}:
+                    raise ValueError("an optimizer of other shapes")
             torch.set_rng_state(checkpoint["rng"])
             torch.cuda.set_rng_state_all(checkpoint["cuda_rng"][: torch.cuda.device_count()])
             global_step = int(checkpoint["global_step"])
@@ -243,8 +244,7 @@ if __name__ == "__main__":
         progress.update(batch_size)
 
         # estimate advantages [core 5]: a truncated episode is bootstrapped from its last observation, a terminated one is not
-        with torch.no_grad():
-            values = agent.value(torch.from_numpy(obs).to(device).flatten(0, 1)).view(is_last.shape).cpu().numpy()
+        values = torch.no_grad()(agent.value)(torch.from_numpy(obs).to(device).flatten(0, 1)).view(is_last.shape).cpu().numpy()
         deltas = rewards + args.gamma * values[1:] * ~terminated - values[:-1]
         advantages, advantage = np.zeros_like(rewards), np.float32(0)
         for t in reversed(range(args.num_steps)):

@@ -53,6 +53,7 @@ def refuse(file, folder, *flags):
     [
         (("--num-envs", 0), "num_envs > 0 must hold"),
         (("--num-steps", -1), "num_steps"),
+        (("--num-steps", 10**13, "--total-timesteps", 10**15), "num_envs * num_steps < 2**31 must hold"),
         (("--num-minibatches", 0), "num_minibatches > 0 must hold"),
         (("--num-minibatches", 257), "num_minibatches <= num_envs * (num_steps // 2) must hold"),
         (("--num-steps", 1), "num_minibatches <= num_envs * (num_steps // 2) must hold"),
