@@ -106,10 +106,10 @@ def sample(log_probs):
 
 
 def load_policy(checkpoint, envs):
-    """The trained policy as a function from a batch of observations to a batch of actions."""
+    """The trained policy: a function from observations, and which of them end an episode, to actions."""
     agent, first_action = Agent(envs), envs.single_action_space.start
     agent.load_state_dict(checkpoint["agent"])
-    return torch.no_grad()(lambda obs: sample(agent.policy(torch.as_tensor(obs, dtype=torch.float32))).numpy() + first_action)
+    return torch.no_grad()(lambda obs, is_last: sample(agent.policy(torch.from_numpy(obs).float())).numpy() + first_action)
 
 
 if __name__ == "__main__":

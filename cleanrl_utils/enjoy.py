@@ -55,9 +55,10 @@ def load_checkpoint(run_folder):
 
 def play(envs, policy, episodes, seed):
     """The returns and lengths of whole episodes, played one after another in one environment."""
-    returns, lengths, (obs, _) = [], [], envs.reset(seed=seed)
+    returns, lengths, (obs, _), is_last = [], [], envs.reset(seed=seed), np.zeros(1, dtype=bool)
     while len(returns) < episodes:
-        obs, _, _, _, infos = envs.step(policy(obs))
+        obs, _, terminated, truncated, infos = envs.step(policy(obs, is_last))
+        is_last = terminated | truncated
         if "episode" in infos:
             returns.append(float(infos["episode"]["r"][0]))
             lengths.append(int(infos["episode"]["l"][0]))
