@@ -113,19 +113,11 @@ class AtariPool(gym.vector.VectorWrapper):
 
 
 def make_envs(args, num_envs, render_mode=None):
-    protocol = dict(
-        repeat_action_probability=0.25 if args.sticky else 0.0,
-        noop_max=30,  # [atari 1]
-        frame_skip=4,  # [atari 2]
-        episodic_life=not args.sticky,  # [atari 3]
-        use_fire_reset=True,  # [atari 4]
-        gray_scale=True,  # [atari 5]
-        img_height=84,
-        img_width=84,
-        reward_clip=False,  # the returns that are logged are the game's scores
-        stack_num=4,  # [atari 7]
-    )
-    return AtariPool(lambda seed: envpool.make_gymnasium(args.env_id, num_envs=num_envs, seed=seed, **protocol))  # [core 1]
+    play = dict(noop_max=30, use_fire_reset=True, repeat_action_probability=0.25 if args.sticky else 0.0)  # [atari 1, 4]
+    lives = dict(episodic_life=not args.sticky)  # [atari 3]
+    look = dict(frame_skip=4, gray_scale=True, img_height=84, img_width=84, stack_num=4)  # [atari 2, 5, 7]
+    settings = dict(task_id=args.env_id, num_envs=num_envs, **play, **lives, **look, reward_clip=False)  # [core 1]
+    return AtariPool(lambda seed: envpool.make_gymnasium(**settings, seed=seed))
 
 
 def layer_init(layer, gain=2**0.5):
@@ -134,25 +126,29 @@ def layer_init(layer, gain=2**0.5):
     return layer
 
 
+def cnn(channels):
+    return nn.Sequential(
+        layer_init(nn.Conv2d(channels, 32, 8, stride=4)),
+        nn.ReLU(),
+        layer_init(nn.Conv2d(32, 64, 4, stride=2)),
+        nn.ReLU(),
+        layer_init(nn.Conv2d(64, 64, 3, stride=1)),
+        nn.ReLU(),
+        nn.Flatten(),
+        layer_init(nn.Linear(64 * 7 * 7, 512)),
+        nn.ReLU(),
+    )
+
+
 class Agent(nn.Module):
     def __init__(self, envs):
         super().__init__()
-        self.network = nn.Sequential(  # [atari 8] the Nature CNN, shared by policy and value
-            layer_init(nn.Conv2d(envs.single_observation_space.shape[0], 32, 8, stride=4)),
-            nn.ReLU(),
-            layer_init(nn.Conv2d(32, 64, 4, stride=2)),
-            nn.ReLU(),
-            layer_init(nn.Conv2d(64, 64, 3, stride=1)),
-            nn.ReLU(),
-            nn.Flatten(),
-            layer_init(nn.Linear(64 * 7 * 7, 512)),
-            nn.ReLU(),
-        )
+        self.network = cnn(envs.single_observation_space.shape[0])  # [atari 8] shared by policy and value
         self.actor = layer_init(nn.Linear(512, int(envs.single_action_space.n)), gain=0.01)
         self.critic = layer_init(nn.Linear(512, 1), gain=1.0)
 
     def forward(self, obs):
-        hidden = self.network(obs / 255.0)  # [atari 9]
+        hidden = self.network(obs / 255)  # [atari 9]
         return self.actor(hidden).log_softmax(-1), self.critic(hidden).squeeze(-1)
 
 
@@ -163,9 +159,9 @@ def sample(log_probs):
 
 def load_policy(checkpoint, envs):
     """The trained policy: a function from observations, and which of them end an episode, to actions."""
-    agent = Agent(envs)
+    agent, first_action = Agent(envs), envs.single_action_space.start
     agent.load_state_dict(checkpoint["agent"])
-    return torch.no_grad()(lambda obs, is_last: sample(agent(torch.from_numpy(obs))[0]).numpy())
+    return torch.no_grad()(lambda obs, is_last: sample(agent(torch.from_numpy(obs))[0]).numpy() + first_action)
 
 
 if __name__ == "__main__":
@@ -202,9 +198,9 @@ if __name__ == "__main__":
         raise SystemExit(f"cannot make {args.env_id}: {type(error).__name__}: {error}".splitlines()[0]) from None
     obs_space, action_space = pools[0].single_observation_space, pools[0].single_action_space
     for need, is_met in {
-        "images of 84 x 84": obs_space.shape[1:] == (84, 84),
+        "Box observations": isinstance(obs_space, gym.spaces.Box),
         "Discrete actions": isinstance(action_space, gym.spaces.Discrete),
-        "videos while training (enjoy can make them)": not args.capture_video,
+        "videos of training, as enjoy makes them of the trained agent": not args.capture_video,
     }.items():
         if not is_met:
             raise SystemExit(f"{Path(__file__).name} needs {need}, which {args.env_id} does not have")

@@ -70,16 +70,14 @@ class Args:
 
 
 class AtariLives(gym.vector.VectorWrapper):
-    """A lost life ends an episode as the end of the game does, but the next step goes on with the game [atari 3].
-
-    As after any end, that step has no use for an action: it presses FIRE, with which some games start a new life [atari 4].
-    """
+    """A lost life ends the episode [atari 3], not the game: the step after it only presses FIRE [atari 4] and goes on."""
 
     render_mode = "rgb_array"
 
-    def __init__(self, envs, lives_matter):
+    def __init__(self, envs, lives_count):
         super().__init__(envs)
-        self.lives_matter, self.metadata = lives_matter, {**envs.metadata, "render_modes": ["rgb_array"], "render_fps": 15}
+        self.metadata = {**envs.metadata, "render_modes": ["rgb_array"], "render_fps": 15}
+        self.lives_count, self.fire = lives_count, int(ale_py.Action.FIRE in self.unwrapped.ale.get_action_set())
 
     def reset(self, **kwargs):
         self.obs, infos = self.env.reset(**kwargs)
@@ -87,33 +85,22 @@ class AtariLives(gym.vector.VectorWrapper):
         return self.obs, infos
 
     def step(self, actions):
-        self.obs, rewards, terminated, truncated, infos = self.env.step(np.where(self.lost, 1, actions))
-        self.lost = self.lives_matter & (infos["lives"] < self.lives) & (infos["lives"] > 0) & ~terminated & ~truncated
-        self.lives = infos["lives"]
+        self.obs, rewards, terminated, truncated, infos = self.env.step(np.where(self.lost, self.fire, actions))
+        lives, self.lives = self.lives, infos["lives"]
+        self.lost = self.lives_count & (self.lives < lives) & (self.lives > 0) & ~terminated & ~truncated
         return self.obs, rewards, terminated | self.lost, truncated, infos
 
-    def render(self):
-        """What the agents see, in color and size as videos need them."""
+    def render(self):  # what the agents see, in the colors and the size that videos need
         return [frames[-1, :, :, None].repeat(3, 2).repeat(4, 0).repeat(4, 1) for frames in self.obs]
 
 
 def make_envs(args, num_envs, render_mode=None):
     gym.register_envs(ale_py)
-    protocol = dict(
-        repeat_action_probability=0.25 if args.sticky else 0.0,
-        noop_max=30,  # [atari 1]
-        frameskip=4,  # [atari 2]
-        maxpool=True,
-        use_fire_reset=True,  # [atari 4]
-        grayscale=True,  # [atari 5]
-        img_height=84,
-        img_width=84,
-        reward_clipping=False,  # the returns that are logged are the game's scores
-        stack_num=1,  # not [atari 7]: what came before is the agent's to remember
-    )
-    env_id = f"ALE/{args.env_id[:-14]}-v5" if args.env_id.endswith("NoFrameskip-v4") else args.env_id  # the same emulator
-    envs = gym.make_vec(env_id, num_envs=num_envs, vectorization_mode="vector_entry_point", **protocol)  # [core 1]
-    return AtariLives(gym.wrappers.vector.RecordEpisodeStatistics(envs), not args.sticky)
+    env_id = f"ALE/{args.env_id[:-14]}-v5" if args.env_id.endswith("NoFrameskip-v4") else args.env_id  # the flags set the rest
+    play = dict(noop_max=30, use_fire_reset=True, repeat_action_probability=0.25 if args.sticky else 0.0)  # [atari 1, 4]
+    look = dict(frameskip=4, maxpool=True, grayscale=True, img_height=84, img_width=84, stack_num=1)  # [atari 2, 5], not 7
+    envs = gym.make_vec(env_id, num_envs, "vector_entry_point", **play, **look, reward_clipping=False)  # [core 1]
+    return AtariLives(gym.wrappers.vector.RecordEpisodeStatistics(envs), lives_count=not args.sticky)
 
 
 def layer_init(layer, gain=2**0.5):
@@ -122,20 +109,24 @@ def layer_init(layer, gain=2**0.5):
     return layer
 
 
+def cnn(channels):
+    return nn.Sequential(
+        layer_init(nn.Conv2d(channels, 32, 8, stride=4)),
+        nn.ReLU(),
+        layer_init(nn.Conv2d(32, 64, 4, stride=2)),
+        nn.ReLU(),
+        layer_init(nn.Conv2d(64, 64, 3, stride=1)),
+        nn.ReLU(),
+        nn.Flatten(),
+        layer_init(nn.Linear(64 * 7 * 7, 512)),
+        nn.ReLU(),
+    )
+
+
 class Agent(nn.Module):
     def __init__(self, envs):
         super().__init__()
-        self.network = nn.Sequential(  # [atari 8] the Nature CNN, and behind it the LSTM, shared by policy and value
-            layer_init(nn.Conv2d(envs.single_observation_space.shape[0], 32, 8, stride=4)),
-            nn.ReLU(),
-            layer_init(nn.Conv2d(32, 64, 4, stride=2)),
-            nn.ReLU(),
-            layer_init(nn.Conv2d(64, 64, 3, stride=1)),
-            nn.ReLU(),
-            nn.Flatten(),
-            layer_init(nn.Linear(64 * 7 * 7, 512)),
-            nn.ReLU(),
-        )
+        self.network = cnn(envs.single_observation_space.shape[0])  # [atari 8] shared by policy and value, as is the LSTM
         self.lstm = nn.LSTM(512, 128)
         for name, parameter in self.lstm.named_parameters():  # [lstm 1]
             nn.init.zeros_(parameter) if "bias" in name else nn.init.orthogonal_(parameter, 1.0)
@@ -147,7 +138,7 @@ class Agent(nn.Module):
 
         state is what the agent remembers before the first row; it forgets everything after a row that ends an episode.
         """
-        features = self.network((obs / 255.0).flatten(0, 1)).unflatten(0, is_last.shape)  # [atari 9]
+        features = self.network(obs.flatten(0, 1) / 255).unflatten(0, is_last.shape)  # [atari 9]
         ends, hidden = {*(np.flatnonzero(is_last.any(1)) + 1).tolist(), len(is_last)}, []
         for start, end in pairwise([0, *sorted(ends)]):  # all the steps from one end to the next at once
             stretch, state = self.lstm(features[start:end], state)
@@ -164,14 +155,14 @@ def sample(log_probs):
 
 def load_policy(checkpoint, envs):
     """The trained policy: a function from observations, and which of them end an episode, to actions."""
-    agent, state = Agent(envs), None
+    agent, first_action, state = Agent(envs), envs.single_action_space.start, None
     agent.load_state_dict(checkpoint["agent"])
 
     @torch.no_grad()
     def policy(obs, is_last):
         nonlocal state
         log_probs, _, state = agent(torch.from_numpy(obs[None]), is_last[None], state)
-        return sample(log_probs[0]).numpy()
+        return sample(log_probs[0]).numpy() + first_action
 
     return policy
 
@@ -210,9 +201,10 @@ if __name__ == "__main__":
         raise SystemExit(f"cannot make {args.env_id}: {type(error).__name__}: {error}".splitlines()[0]) from None
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
     for need, is_met in {
-        "images of 84 x 84": obs_space.shape[1:] == (84, 84),
+        "Box observations": isinstance(obs_space, gym.spaces.Box),
         "Discrete actions": isinstance(action_space, gym.spaces.Discrete),
         "resets on the step after an end": envs.metadata.get("autoreset_mode") == gym.vector.AutoresetMode.NEXT_STEP,
+        "rgb_array rendering for a video": not args.capture_video or "rgb_array" in envs.metadata.get("render_modes", ()),
     }.items():
         if not is_met:
             raise SystemExit(f"{Path(__file__).name} needs {need}, which {args.env_id} does not have")
@@ -301,7 +293,7 @@ if __name__ == "__main__":
                 action = sample(log_probs[0])
             actions[t], values[t] = action.cpu(), value[0].cpu()
             logprobs[t] = log_probs[0].gather(1, action[:, None]).squeeze(1).cpu()
-            obs[t + 1], scores, terminated[t], truncated, infos = envs.step(actions[t])
+            obs[t + 1], scores, terminated[t], truncated, infos = envs.step(actions[t] + action_space.start)
             rewards[t] = np.sign(scores)  # [atari 6]
             is_last[t + 1] = terminated[t] | truncated
             global_step += args.num_envs

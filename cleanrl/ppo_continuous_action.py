@@ -67,8 +67,8 @@ class Args:
 
 
 def make_envs(args, num_envs, render_mode=None):
-    wrappers = dict(vectorization_mode="sync", wrappers=[gym.wrappers.FlattenObservation])
-    envs = gym.make_vec(args.env_id, num_envs=num_envs, render_mode=render_mode, **wrappers)  # [core 1]
+    wrappers = [gym.wrappers.FlattenObservation, gym.wrappers.ClipAction]  # [continuous 5]
+    envs = gym.make_vec(args.env_id, num_envs, "sync", render_mode=render_mode, wrappers=wrappers)  # [core 1]
     return gym.wrappers.vector.RecordEpisodeStatistics(envs)
 
 
@@ -89,7 +89,7 @@ def mlp(in_dim, out_dim, gain):
 
 
 class RunningMoments(nn.Module):
-    """Mean and variance of all rows seen so far: buffers, so that checkpoints hold them, but NumPy does the sums."""
+    """Mean and variance of all rows seen so far: in buffers, so that checkpoints hold them, which NumPy updates in place."""
 
     def __init__(self, shape):
         super().__init__()
@@ -114,11 +114,10 @@ class Agent(nn.Module):
         self.critic = mlp(obs_dim, 1, gain=1.0)
 
     def normalize(self, obs, learn=False):
-        """What the networks read [continuous 6, 7]: all environments share the moments, which only training changes."""
-        if learn:
+        if learn:  # only in training, and from all environments
             self.obs_moments.update(obs)
-        mean, var = self.obs_moments.mean.numpy(), self.obs_moments.var.numpy()
-        return ((obs - mean) / np.sqrt(var + 1e-8)).clip(-10, 10).astype(np.float32)
+        normalized = (obs - self.obs_moments.mean.numpy()) / np.sqrt(self.obs_moments.var.numpy() + 1e-8)  # [continuous 6]
+        return torch.from_numpy(normalized.clip(-10, 10).astype(np.float32))  # [continuous 7]
 
     def policy(self, obs):
         return self.actor(obs).view(-1, *self.logstd.shape)
@@ -139,14 +138,9 @@ def log_prob(mean, logstd, actions):
 
 def load_policy(checkpoint, envs):
     """The trained policy: a function from observations, and which of them end an episode, to actions."""
-    agent, space = Agent(envs), envs.single_action_space
+    agent = Agent(envs)
     agent.load_state_dict(checkpoint["agent"])
-
-    @torch.no_grad()
-    def policy(obs, is_last):
-        return sample(agent.policy(torch.from_numpy(agent.normalize(obs))), agent.logstd).numpy().clip(space.low, space.high)
-
-    return policy
+    return torch.no_grad()(lambda obs, is_last: sample(agent.policy(agent.normalize(obs)), agent.logstd).numpy())
 
 
 if __name__ == "__main__":
@@ -273,8 +267,7 @@ if __name__ == "__main__":
         for t in range(args.num_steps):
             with torch.no_grad():
                 actions[t] = sample(agent.policy(torch.from_numpy(obs[t]).to(device)), agent.logstd).cpu().numpy()
-            clipped_actions = actions[t].clip(action_space.low, action_space.high)  # [continuous 5]
-            raw_obs, rewards[t], terminated[t], truncated, infos = envs.step(clipped_actions)
+            raw_obs, rewards[t], terminated[t], truncated, infos = envs.step(actions[t])
             obs[t + 1] = agent.normalize(raw_obs, learn=True)
             is_last[t + 1] = terminated[t] | truncated
             global_step += args.num_envs

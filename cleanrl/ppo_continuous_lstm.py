@@ -68,8 +68,8 @@ class Args:
 
 
 def make_envs(args, num_envs, render_mode=None):
-    wrappers = dict(vectorization_mode="sync", wrappers=[gym.wrappers.FlattenObservation])
-    envs = gym.make_vec(args.env_id, num_envs=num_envs, render_mode=render_mode, **wrappers)  # [core 1]
+    wrappers = [gym.wrappers.FlattenObservation, gym.wrappers.ClipAction]  # [continuous 5]
+    envs = gym.make_vec(args.env_id, num_envs, "sync", render_mode=render_mode, wrappers=wrappers)  # [core 1]
     return gym.wrappers.vector.RecordEpisodeStatistics(envs)
 
 
@@ -80,7 +80,7 @@ def layer_init(layer, gain=2**0.5):
 
 
 class RunningMoments(nn.Module):
-    """Mean and variance of all rows seen so far: buffers, so that checkpoints hold them, but NumPy does the sums."""
+    """Mean and variance of all rows seen so far: in buffers, so that checkpoints hold them, which NumPy updates in place."""
 
     def __init__(self, shape):
         super().__init__()
@@ -109,11 +109,10 @@ class Agent(nn.Module):
         self.critic = layer_init(nn.Linear(128, 1), gain=1.0)
 
     def normalize(self, obs, learn=False):
-        """What the networks read [continuous 6, 7]: all environments share the moments, which only training changes."""
-        if learn:
+        if learn:  # only in training, and from all environments
             self.obs_moments.update(obs)
-        mean, var = self.obs_moments.mean.numpy(), self.obs_moments.var.numpy()
-        return ((obs - mean) / np.sqrt(var + 1e-8)).clip(-10, 10).astype(np.float32)
+        normalized = (obs - self.obs_moments.mean.numpy()) / np.sqrt(self.obs_moments.var.numpy() + 1e-8)  # [continuous 6]
+        return torch.from_numpy(normalized.clip(-10, 10).astype(np.float32))  # [continuous 7]
 
     def forward(self, obs, is_last, state):
         """Policy and value at each of the steps (in rows) of each environment (in columns), and the state after them.
@@ -142,14 +141,14 @@ def log_prob(mean, logstd, actions):
 
 def load_policy(checkpoint, envs):
     """The trained policy: a function from observations, and which of them end an episode, to actions."""
-    agent, space, state = Agent(envs), envs.single_action_space, None
+    agent, state = Agent(envs), None
     agent.load_state_dict(checkpoint["agent"])
 
     @torch.no_grad()
     def policy(obs, is_last):
         nonlocal state
-        mean, _, state = agent(torch.from_numpy(agent.normalize(obs)[None]), is_last[None], state)
-        return sample(mean[0], agent.logstd).numpy().clip(space.low, space.high)
+        mean, _, state = agent(agent.normalize(obs)[None], is_last[None], state)
+        return sample(mean[0], agent.logstd).numpy()
 
     return policy
 
@@ -284,8 +283,7 @@ if __name__ == "__main__":
                 action = sample(mean[0], agent.logstd)
             actions[t], values[t] = action.cpu(), value[0].cpu()
             logprobs[t] = log_prob(mean[0], agent.logstd, action).detach().cpu()
-            clipped_actions = actions[t].clip(action_space.low, action_space.high)  # [continuous 5]
-            raw_obs, rewards[t], terminated[t], truncated, infos = envs.step(clipped_actions)
+            raw_obs, rewards[t], terminated[t], truncated, infos = envs.step(actions[t])
             obs[t + 1] = agent.normalize(raw_obs, learn=True)
             is_last[t + 1] = terminated[t] | truncated
             global_step += args.num_envs

@@ -1,11 +1,13 @@
 """What the tests of all algorithm files share: run a file as a user would, in this process, and look inside."""
 
 import contextlib
+import functools
 import json
 import runpy
 import sys
 from pathlib import Path
 
+import gymnasium as gym
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -13,7 +15,19 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 import tests.probes  # noqa: F401  registers them
 
 ROOT = Path(__file__).resolve().parent.parent
-PPO = ROOT / "cleanrl" / "ppo.py"
+FILES = {path.stem: path for path in sorted((ROOT / "cleanrl").glob("*.py"))}
+PPO = FILES["ppo"]
+
+
+def probe(file, name):
+    """The id of a probe in the form that a file can handle."""
+    return f"{'ImageProbe' if '_atari' in file.stem else 'ContinuousProbe' if '_continuous' in file.stem else 'Probe'}/{name}-v0"
+
+
+def make_pool(task_id, real=None, **settings):
+    if not task_id.startswith("ImageProbe/"):
+        return real(task_id, **settings)
+    return tests.probes.PoolOfProbes(gym.spec(task_id).vector_entry_point.args[0], **settings)
 
 
 def train(file, folder, *flags, on_update=None):
@@ -25,6 +39,12 @@ def train(file, folder, *flags, on_update=None):
             frame = frame.f_back
         on_update(frame.f_globals)
 
+    if "envpool" in Path(file).stem:
+        import envpool
+
+        if envpool.make_gymnasium.__name__ == "make_gymnasium":  # not yet ours
+            envpool.make_gymnasium = functools.partial(make_pool, real=envpool.make_gymnasium)
+            envpool.make_gymnasium.__name__ = "make_pool"
     argv, hook = sys.argv, register_optimizer_step_pre_hook(look) if on_update else None
     sys.argv = [str(file), *map(str, flags)]
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,12 @@
 """Tiny environments whose values and best actions are known, so that what was learned can be compared with the truth.
 
 Each is registered under Probe/<class name>-v0; importing this module is enough, and so is the id tests.probes:Probe/...-v0.
+Those with two actions come in two more forms: ContinuousProbe/... takes a number, whose sign is the action, and ImageProbe/...
+shows its observation as Atari games do, in images of 84 x 84, through Gymnasium's and through EnvPool's interface.
 """
+
+from functools import partial
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -174,6 +179,21 @@ class ScalarObs(ActionAndObsMatter):
         return 1.0 if (action == 1) == (self.sign[0] > 0) else -1.0
 
 
+class ThreeLives(Probe):
+    """Reward 1; every second step costs a life, and before the next one it takes a step that is no choice: FIRE, action 1."""
+
+    length = 8
+    lives = 3
+
+    def observe(self):
+        self.lives = 3 - (self.t + 1) // 3
+        return np.full(1, self.t % 3 / 2, np.float32)  # 0 and 0.5 before the two steps of a life, 1 when it is lost
+
+    def reward(self, action):
+        assert self.obs[0] < 1 or action == 1, "FIRE starts a new life"
+        return 1.0
+
+
 class MultiDiscreteActions(Probe):
     """Each part of the action has its own right answer, 1 and 2; every right part pays 1."""
 
@@ -225,6 +245,70 @@ def make_same_step(num_envs, render_mode=None):
     return gym.vector.SyncVectorEnv([ConstantValue] * num_envs, autoreset_mode=same_step)
 
 
+class Continuous(gym.Wrapper):
+    """A probe that takes one number for an action: above 0 stands for action 1, all others for action 0."""
+
+    action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+
+    def step(self, action):
+        return self.env.step(int(action[0] > 0))
+
+
+class Image(gym.Wrapper):
+    """A probe whose numbers, between -1 and 1, are the brightness of stripes in an image, and which counts lives."""
+
+    def __init__(self, env, stack_num):
+        super().__init__(env)
+        self.observation_space = gym.spaces.Box(0, 255, (stack_num, 84, 84), np.uint8)
+
+    def draw(self, obs):
+        stripes = np.repeat(127.5 * (1 + np.atleast_1d(obs)), 84 // np.size(obs)).astype(np.uint8)
+        return np.broadcast_to(stripes[:, None], self.observation_space.shape)
+
+    def reset(self, **kwargs):
+        obs, _ = self.env.reset(**kwargs)
+        return self.draw(obs), {"lives": getattr(self.env, "lives", 0)}
+
+    def step(self, action):
+        obs, reward, terminated, truncated, _ = self.env.step(action)
+        return self.draw(obs), reward, terminated, truncated, {"lives": getattr(self.env, "lives", 0)}
+
+
+class ImageProbes(gym.vector.SyncVectorEnv):
+    """Several of them as ale_py's vector environment makes them, whose flags they take and ignore."""
+
+    def __init__(self, probe, num_envs, stack_num=4, **protocol):
+        from ale_py import Action
+
+        super().__init__([lambda: Image(probe(), stack_num)] * num_envs)
+        self.ale = SimpleNamespace(get_action_set=lambda: [Action.NOOP, Action.FIRE])
+
+
+class PoolOfProbes(ImageProbes):
+    """Several of them as EnvPool makes them: tests.harness has EnvPool make these where an id begins with ImageProbe/."""
+
+    def __init__(self, probe, num_envs, seed, **settings):
+        super().__init__(probe, num_envs)
+        self.pool_seed, self.elapsed_step, self.is_over = seed, np.zeros(num_envs, np.int32), np.zeros(num_envs, bool)
+
+    def reset(self, *, seed=None, options=None):
+        assert seed is None, "EnvPool takes its seed when a pool is made"
+        return super().reset(seed=self.pool_seed)
+
+    def send(self, actions):
+        self.sent = actions
+
+    def recv(self):
+        obs, rewards, terminated, truncated, infos = self.step(self.sent)
+        self.elapsed_step = np.where(self.is_over, 0, self.elapsed_step + 1)
+        self.is_over = terminated | truncated
+        infos |= {"terminated": terminated.astype(np.int32), "elapsed_step": self.elapsed_step}
+        return obs, rewards, terminated, truncated, infos
+
+
 gym.register("Probe/SameStep-v0", vector_entry_point=make_same_step)
 for probe in [v for v in list(globals().values()) if isinstance(v, type) and issubclass(v, Probe) and v is not Probe]:
     gym.register(f"Probe/{probe.__name__}-v0", entry_point=probe)
+    if probe.action_space == Probe.action_space and isinstance(probe.observation_space, gym.spaces.Box):
+        gym.register(f"ContinuousProbe/{probe.__name__}-v0", entry_point=lambda probe=probe, **kwargs: Continuous(probe(**kwargs)))
+        gym.register(f"ImageProbe/{probe.__name__}-v0", vector_entry_point=partial(ImageProbes, probe))
