@@ -1,7 +1,7 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#     "envpool>=1.2", "gymnasium>=1.2.1,<2", "moviepy>=2", "numpy>=2", "tensorboard>=2.20",
+#     "envpool>=1.1; sys_platform == 'linux'", "gymnasium>=1.2.1,<2", "moviepy>=2", "numpy>=2", "tensorboard>=2.20",
 #     "torch>=2.9", "tqdm>=4.67", "tyro>=1.0", "wandb>=0.22",
 # ]
 # ///
@@ -73,22 +73,19 @@ class Args:
 
 
 class AtariPool(gym.vector.VectorWrapper):
-    """EnvPool's games with the statistics of whole games, though a lost life ends an episode [atari 3]."""
+    """EnvPool's games with the scores of whole games: a lost life ends only the episode [atari 3]."""
 
     render_mode = "rgb_array"
 
     def __init__(self, make_pool):
         super().__init__(make_pool(seed=0))
-        next_step = gym.vector.AutoresetMode.NEXT_STEP
-        self.make_pool = make_pool
+        self.make_pool, next_step = make_pool, gym.vector.AutoresetMode.NEXT_STEP
         self.metadata = {"autoreset_mode": next_step, "render_modes": ["rgb_array"], "render_fps": 15}
 
     def reset(self, *, seed=None, options=None):
-        if seed is not None:  # which a pool takes only when it is made
-            self.env.close()
+        if seed is not None:  # a pool takes it only when it is made
             self.env = self.make_pool(seed=seed)
-        self.scores = np.zeros(self.num_envs)
-        self.obs, infos = self.env.reset()
+        self.scores, (self.obs, infos) = np.zeros(self.num_envs), self.env.reset()
         return self.obs, infos
 
     def send(self, actions):
@@ -107,16 +104,15 @@ class AtariPool(gym.vector.VectorWrapper):
         self.send(actions)
         return self.recv()
 
-    def render(self):
-        """What the agents see, in color and size as videos need them."""
+    def render(self):  # what the agents see, in the colors and the size that videos need
         return [frames[-1, :, :, None].repeat(3, 2).repeat(4, 0).repeat(4, 1) for frames in self.obs]
 
 
 def make_envs(args, num_envs, render_mode=None):
     play = dict(noop_max=30, use_fire_reset=True, repeat_action_probability=0.25 if args.sticky else 0.0)  # [atari 1, 4]
-    lives = dict(episodic_life=not args.sticky)  # [atari 3]
     look = dict(frame_skip=4, gray_scale=True, img_height=84, img_width=84, stack_num=4)  # [atari 2, 5, 7]
-    settings = dict(task_id=args.env_id, num_envs=num_envs, **play, **lives, **look, reward_clip=False)  # [core 1]
+    lives = dict(episodic_life=not args.sticky, reward_clip=False)  # [atari 3]
+    settings = dict(task_id=args.env_id, num_envs=num_envs, **play, **look, **lives)  # [core 1]
     return AtariPool(lambda seed: envpool.make_gymnasium(**settings, seed=seed))
 
 
@@ -216,10 +212,8 @@ if __name__ == "__main__":
     stream = torch.cuda.Stream() if device.type == "cuda" else None  # what is recorded must not be on the default stream
     torch.cuda.set_stream(stream)
     agent = Agent(pools[0]).to(device)
-    learning_rate = torch.tensor(args.learning_rate, device=device)  # a tensor, so that a recorded update sees it change
-    optimizer = torch.optim.Adam(
-        agent.parameters(), lr=learning_rate, eps=1e-5, fused=True, capturable=device.type == "cuda"
-    )  # [core 3]
+    learning_rate = torch.tensor(args.learning_rate, device=device)  # what is recorded sees a tensor change, not a number
+    optimizer = torch.optim.Adam(agent.parameters(), lr=learning_rate, eps=1e-5, fused=True)  # [core 3]
     parts, global_step = {"agent": agent, "optimizer": optimizer}, 0
     if resume is not None and (run_folder / "checkpoint.pt").exists():
         try:
@@ -282,7 +276,7 @@ if __name__ == "__main__":
     seeds = np.random.SeedSequence((args.seed, global_step)).generate_state(args.num_pools) // 2  # EnvPool takes 31 bits
     for part, pool, seed in zip(slices, pools, seeds, strict=True):
         obs[-1, part] = torch.from_numpy(pool.reset(seed=int(seed))[0])
-    optimizer.param_groups[0]["lr"] = learning_rate  # also after a restore
+    optimizer.param_groups[0].update(lr=learning_rate, capturable=device.type == "cuda")  # also after a restore
     last_returns, act_graph, learn_graph = deque(maxlen=20), None, None
     loop_start, start_step = time.time(), global_step
     progress = tqdm(initial=global_step, total=num_iterations * batch_size, unit="step", unit_scale=True)

@@ -1,8 +1,9 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#     "gymnasium[classic-control,mujoco]>=1.2.1,<2", "moviepy>=2", "numpy>=2", "shimmy[dm-control]>=2; python_version<'3.13'",
-#     "tensorboard>=2.20", "torch>=2.9", "tqdm>=4.67", "tyro>=1.0", "wandb>=0.22",
+#     "dm-control>=1.0.30; python_version < '3.13'", "gymnasium[mujoco]>=1.2.1,<2", "moviepy>=2", "mujoco>=3.3,<4", "numpy>=2",
+#     "shimmy[dm-control]>=2.0.1; python_version < '3.13'", "tensorboard>=2.20", "torch>=2.9", "tqdm>=4.67", "tyro>=1.0",
+#     "wandb>=0.22",
 # ]
 # ///
 """Proximal Policy Optimization for flat observations and continuous actions, with an agent that remembers.
@@ -109,6 +110,7 @@ class Agent(nn.Module):
         self.critic = layer_init(nn.Linear(128, 1), gain=1.0)
 
     def normalize(self, obs, learn=False):
+        obs = obs.astype(np.float64)
         if learn:  # only in training, and from all environments
             self.obs_moments.update(obs)
         normalized = (obs - self.obs_moments.mean.numpy()) / np.sqrt(self.obs_moments.var.numpy() + 1e-8)  # [continuous 6]

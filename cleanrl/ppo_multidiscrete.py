@@ -1,7 +1,7 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#     "gymnasium[classic-control,toy-text]>=1.3,<2", "moviepy>=2", "numpy>=2", "tensorboard>=2.20",
+#     "gymnasium[classic-control]>=1.2.1,<2", "moviepy>=2", "numpy>=2", "tensorboard>=2.20",
 #     "torch>=2.9", "tqdm>=4.67", "tyro>=1.0", "wandb>=0.22",
 # ]
 # ///

@@ -24,13 +24,15 @@ from statistics import median
 import tyro
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-# algorithm: peer: its name, and the packages it runs on (where no version is given, that of constraints.txt);
-# the programs are cleanrl/<algorithm>.py and cleanrl_utils/speed_peers/<peer>_<algorithm>.py
+# algorithm: peer: its name, its program in cleanrl_utils/speed_peers, and the packages it runs on (where no version is
+# given, that of constraints.txt)
+SB3 = "stable-baselines3==2.9.2 torch gymnasium numpy tensorboard"
 PEERS = {
     "ppo": {
-        "sb3": ("Stable-Baselines3", "stable-baselines3==2.9.2 torch gymnasium numpy tensorboard"),
-        "sbx": ("SBX", "sbx-rl==0.28.0 jax jaxlib flax optax torch gymnasium numpy tensorboard"),
+        "sb3": ("Stable-Baselines3", "sb3_ppo.py", SB3),
+        "sbx": ("SBX", "sbx_ppo.py", "sbx-rl==0.28.0 jax jaxlib flax optax torch gymnasium numpy tensorboard"),
     },
+    "ppo_continuous_action": {"sb3": ("Stable-Baselines3", "sb3_ppo.py", SB3 + " mujoco imageio")},
 }
 WARM_UP = 0.2  # share of the steps that does not count
 ROOT = Path(__file__).resolve().parents[1]
@@ -128,8 +130,9 @@ def main(args):
             figures, versions["ours"] = {"ours": measure(marks)}, about["packages"]
             for peer in peers:
                 uv_run = [uv, "run", "--quiet", "--no-project", "--isolated", "--python", sys.executable]
-                command = [*uv_run, *with_packages(all_peers[peer][1]), "python", PROGRAMS / f"{peer}_{args.algorithm}.py"]
-                printed = json.loads(run(peer, [*command, settings], folder))
+                _, program, packages = all_peers[peer]
+                command = [*uv_run, *with_packages(packages), "python", PROGRAMS / program, settings]
+                printed = json.loads(run(peer, command, folder))
                 figures[peer], versions[peer] = measure(printed["marks"]), printed["versions"]
             bare = run("bare environments", [sys.executable, PROGRAMS / "bare_envs.py", settings, file], folder)
             figures["bare"] = measure(json.loads(bare)["marks"])

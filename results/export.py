@@ -2,7 +2,8 @@
 
     python results/export.py ppo runs        # all finished runs of that file in runs/ -> results/ppo/<env_id>__<seed>.csv
 
-Every run of the file is taken; an unfinished one, or two of the same environment and seed, stop the export.
+Every run of the file is taken; two of the same environment and seed stop the export, and so does an unfinished one, unless
+--partial is the last word: then it is taken as far as it goes, and the table says so.
 """
 
 import csv
@@ -15,7 +16,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 HERE = Path(__file__).parent
 
 
-def export(algorithm, runs):
+PACKAGES = ("gymnasium", "numpy", "torch", "mujoco", "ale-py", "envpool")
+
+
+def export(algorithm, runs, partial=False):
     folders = {}
     for path in sorted(Path(runs).glob("*/run.json")):
         about = json.loads(path.read_text())
@@ -33,21 +37,22 @@ def export(algorithm, runs):
         about = json.loads((folder / "run.json").read_text())
         events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
         steps = events.Scalars("losses/value_loss")[-1].step
-        if steps + 10_000 < about["args"]["total_timesteps"] or not (folder / "checkpoint.pt").exists():
+        is_short = steps + about["args"]["num_envs"] * about["args"]["num_steps"] <= about["args"]["total_timesteps"]
+        if not partial and (is_short or not (folder / "checkpoint.pt").exists()):
             raise SystemExit(f"{folder} is not finished: it stands at step {steps}")
         with (HERE / algorithm / f"{name}.csv").open("w", newline="") as file:
             rows = csv.writer(file)
             rows.writerow(["step", "episodic_return", "seconds"])
             for event in events.Scalars("charts/episodic_return"):
                 rows.writerow([event.step, f"{event.value:g}", f"{event.wall_time - about['start_time']:.1f}"])
-        versions = {package: about["packages"][package] for package in ("gymnasium", "numpy", "torch")}
+        versions = {package: about["packages"][package] for package in PACKAGES if package in about["packages"]}
         told = {"args": about["args"], "commit": about["commit"], "device": about["device"], "python": about["python"]}
-        settings[name] = told | {"packages": versions}
+        settings[name] = told | {"packages": versions, "steps": steps}
     (HERE / algorithm / "runs.json").write_text(json.dumps(settings, indent=1) + "\n")
     print(f"{len(folders)} runs in {HERE / algorithm}")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        raise SystemExit("usage: python results/export.py ALGORITHM RUNS_FOLDER")
-    export(*sys.argv[1:])
+    if len(sys.argv) not in (3, 4) or sys.argv[3:] not in ([], ["--partial"]):
+        raise SystemExit("usage: python results/export.py ALGORITHM RUNS_FOLDER [--partial]")
+    export(*sys.argv[1:3], partial=len(sys.argv) == 4)

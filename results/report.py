@@ -6,6 +6,7 @@ As in the published tables: each run counts with the mean of its last 100 episod
 """
 
 import csv
+import json
 import sys
 from pathlib import Path
 
@@ -14,6 +15,12 @@ import numpy as np
 HERE = Path(__file__).parent
 PUBLISHED = {  # mean ± standard deviation over 3 seeds of the public v1 files, same protocol
     "ppo": {"CartPole-v1": "490.04 ± 6.12", "Acrobot-v1": "-86.36 ± 1.32", "MountainCar-v0": "-200.00 ± 0.00"},
+    "ppo_atari_envpool": {"Pong-v5": "20.45 ± 0.09", "Breakout-v5": "211.24 ± 151.84"},
+    "ppo_continuous_action": {
+        "HalfCheetah-v4": "1442.64 ± 46.03",
+        "Hopper-v4": "2382.86 ± 271.74",
+        "InvertedPendulum-v4": "963.09 ± 22.20",
+    },
 }
 
 
@@ -29,10 +36,18 @@ def read(algorithm):
 
 def table(algorithm):
     lines = ["| environment | ours, mean ± std | each seed | public v1 |", "|---|---|---|---|"]
+    about = json.loads((HERE / algorithm / "runs.json").read_text()) if (HERE / algorithm / "runs.json").exists() else {}
     for env_id, runs in read(algorithm).items():
+        if not runs:
+            continue
+        published = PUBLISHED[algorithm][env_id]
         finals = [rows[-100:, 1].mean() for rows in runs.values()]
         seeds = ", ".join(f"{final:.1f}" for final in finals)
-        lines.append(f"| {env_id} | {np.mean(finals):.2f} ± {np.std(finals):.2f} | {seeds} | {PUBLISHED[algorithm][env_id]} |")
+        told = [run for name, run in about.items() if name.startswith(f"{env_id}__")]
+        for run in told[:1]:
+            if run.get("steps", 10**12) < 0.95 * run["args"]["total_timesteps"]:
+                env_id = f"{env_id}, the first {run['steps'] / 1e6:.2f}M of {run['args']['total_timesteps'] / 1e6:.0f}M steps"
+        lines.append(f"| {env_id} | {np.mean(finals):.2f} ± {np.std(finals):.2f} | {seeds} | {published} |")
     return "\n".join(lines)
 
 
@@ -50,7 +65,7 @@ def plot(algorithm, path):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    data = read(algorithm)
+    data = {env_id: runs for env_id, runs in read(algorithm).items() if runs}
     figure, axes = plt.subplots(2, len(data), figsize=(4 * len(data), 6), squeeze=False, layout="constrained")
     for i, (env_id, runs) in enumerate(data.items()):
         for row, (column, label) in enumerate([(0, "environment steps"), (2, "seconds")]):
@@ -64,7 +79,7 @@ def plot(algorithm, path):
             axes[row, i].fill_between(grid[seen], mean - std, mean + std, color="tab:blue", alpha=0.15, linewidth=0)
             axes[row, i].set(title=env_id if row == 0 else None, xlabel=label)
             axes[row, i].grid(alpha=0.3)
-        axes[0, i].xaxis.set_major_formatter(lambda steps, _: f"{steps / 1000:.0f}k" if steps else "0")
+        axes[0, i].xaxis.set_major_formatter(lambda steps, _: f"{steps / 1e6:g}M" if steps >= 1e6 else f"{steps / 1000:.0f}k")
     for row in axes:
         row[0].set_ylabel("episodic return")
     figure.savefig(path, dpi=110)

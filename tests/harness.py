@@ -12,7 +12,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-import tests.probes  # noqa: F401  registers them
+import tests.probes  # registers them
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = {path.stem: path for path in sorted((ROOT / "cleanrl").glob("*.py"))}
@@ -21,7 +21,9 @@ PPO = FILES["ppo"]
 
 def probe(file, name):
     """The id of a probe in the form that a file can handle."""
-    return f"{'ImageProbe' if '_atari' in file.stem else 'ContinuousProbe' if '_continuous' in file.stem else 'Probe'}/{name}-v0"
+    return (
+        f"{'ImageProbe' if '_atari' in file.stem else 'ContinuousProbe' if '_continuous' in file.stem else 'Probe'}/{name}-v0"
+    )
 
 
 def make_pool(task_id, real=None, **settings):

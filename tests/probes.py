@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.envs.classic_control.pendulum import PendulumEnv
 
 
 class Probe(gym.Env):
@@ -143,6 +144,12 @@ class Recall(Probe):
         return (1.0 if (action == 1) == (self.hint > 0) else -1.0) * (self.t == self.length - 1)
 
 
+class ShortRecall(Recall):
+    """Recall with one step between the hint and the answer."""
+
+    length = 3
+
+
 class ShiftedActions(ActionMatters):
     """ActionMatters with actions 3 and 4 in place of 0 and 1; anything else is an error."""
 
@@ -194,6 +201,15 @@ class ThreeLives(Probe):
         return 1.0
 
 
+class Outlier(Probe):
+    """Nothing, and once an episode 1000."""
+
+    length = 200
+
+    def reward(self, action):
+        return 1000.0 * (self.t == 100)
+
+
 class MultiDiscreteActions(Probe):
     """Each part of the action has its own right answer, 1 and 2; every right part pays 1."""
 
@@ -219,6 +235,82 @@ class ContinuousTargetFromObs(ValueFromObs):
 
     def reward(self, action):
         return -float((action[0] - self.obs[0] / 2) ** 2)
+
+
+class ShiftedMultiDiscrete(Probe):
+    """Two parts that count from 3 and from -1: the right answers are 4 and 1, and every right part pays 1."""
+
+    action_space = gym.spaces.MultiDiscrete([2, 3], start=[3, -1])
+
+    def reward(self, action):
+        assert self.action_space.contains(action), f"{action} is not an action"
+        return float(action[0] == 4) + float(action[1] == 1)
+
+
+class GridOfActions(Probe):
+    """The parts of the action in two rows and two columns; the right answers are all different, every right part pays 1."""
+
+    action_space = gym.spaces.MultiDiscrete([[2, 3], [4, 5]])
+
+    def reward(self, action):
+        assert self.action_space.contains(action), f"{action} is not an action"
+        return float(np.sum(action == [[1, 2], [3, 4]]))
+
+
+class DiscreteObs(Probe):
+    """Observations 5, 6 and 7 at random, to be answered with actions 0, 1 and 2: the right one pays 1, the others cost 1."""
+
+    observation_space = gym.spaces.Discrete(3, start=5)
+    action_space = gym.spaces.Discrete(3)
+
+    def observe(self):
+        return self.np_random.integers(5, 8)
+
+    def reward(self, action):
+        return 1.0 if action == self.obs - 5 else -1.0
+
+
+class MaskedActions(Probe):
+    """Reward 1; an invalid action ends the game at once and costs 1. Only the mask, new at each step, tells which they are."""
+
+    length = 4
+    action_space = gym.spaces.MultiDiscrete([3, 2])
+
+    def draw_mask(self, over):
+        """Which values of the first part are valid, then of the second: one of each at least, and none when all is over."""
+        self.valid = [self.np_random.permutation(np.arange(n) < self.np_random.integers(1, n)) & ~over for n in (3, 2)]
+        return {"action_mask": np.concatenate(self.valid).astype(np.int8)}
+
+    def reset(self, *, seed=None, options=None):
+        obs, _ = super().reset(seed=seed)
+        return obs, self.draw_mask(over=False)
+
+    def step(self, action):
+        if not all(valid[value] for valid, value in zip(self.valid, action, strict=True)):
+            return self.obs, -1.0, True, False, self.draw_mask(over=True)
+        obs, reward, terminated, truncated, _ = super().step(action)
+        return obs, reward, terminated, truncated, self.draw_mask(over=terminated)
+
+
+class MaskedActionsInParts(MaskedActions):
+    """The same with a mask for each part, as Gymnasium's spaces take them."""
+
+    def draw_mask(self, over):
+        super().draw_mask(over)
+        return {"action_mask": tuple(valid.astype(np.int8) for valid in self.valid)}
+
+
+class FarAndWide(ContinuousTargetFromObs):
+    """ContinuousTargetFromObs with observations that no network would like as they are: 900 and 1100."""
+
+    observation_space = gym.spaces.Box(0, 2000, (1,), np.float32)
+
+    def observe(self):
+        self.sign = super().observe()
+        return 1000 + 100 * self.sign
+
+    def reward(self, action):
+        return -float((action[0] - self.sign[0] / 2) ** 2)
 
 
 class DictObs(ConstantValue):
@@ -251,6 +343,7 @@ class Continuous(gym.Wrapper):
     action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
 
     def step(self, action):
+        assert np.all(np.abs(action) <= 1), f"{action} is out of bounds"
         return self.env.step(int(action[0] > 0))
 
 
@@ -306,9 +399,23 @@ class PoolOfProbes(ImageProbes):
         return obs, rewards, terminated, truncated, infos
 
 
+class PendulumWithoutVelocity(PendulumEnv):
+    """The pendulum to swing up, seen in single pictures: how fast it moves has to be remembered from where it was."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+
+    def _get_obs(self):
+        return super()._get_obs()[:2]
+
+
+gym.register("Probe/PendulumWithoutVelocity-v0", entry_point=PendulumWithoutVelocity, max_episode_steps=200)
 gym.register("Probe/SameStep-v0", vector_entry_point=make_same_step)
 for probe in [v for v in list(globals().values()) if isinstance(v, type) and issubclass(v, Probe) and v is not Probe]:
     gym.register(f"Probe/{probe.__name__}-v0", entry_point=probe)
     if probe.action_space == Probe.action_space and isinstance(probe.observation_space, gym.spaces.Box):
-        gym.register(f"ContinuousProbe/{probe.__name__}-v0", entry_point=lambda probe=probe, **kwargs: Continuous(probe(**kwargs)))
+        gym.register(
+            f"ContinuousProbe/{probe.__name__}-v0", entry_point=lambda probe=probe, **kwargs: Continuous(probe(**kwargs))
+        )
         gym.register(f"ImageProbe/{probe.__name__}-v0", vector_entry_point=partial(ImageProbes, probe))

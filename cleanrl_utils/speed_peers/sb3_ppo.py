@@ -6,13 +6,18 @@ import time
 from importlib.metadata import distributions
 
 import torch
+from gymnasium.spaces import Box
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecNormalize
 
 settings = json.loads(sys.argv[1])
 torch.set_num_threads(1)
 marks = []
+envs = make_vec_env(settings["env_id"], n_envs=settings["num_envs"], seed=settings["seed"])
+if isinstance(envs.action_space, Box):  # as our files for continuous actions do
+    envs = VecNormalize(envs, gamma=settings["gamma"])
 
 
 class Clock(BaseCallback):
@@ -27,7 +32,7 @@ class Clock(BaseCallback):
 
 PPO(
     "MlpPolicy",
-    make_vec_env(settings["env_id"], n_envs=settings["num_envs"], seed=settings["seed"]),
+    envs,
     learning_rate=lambda left: settings["learning_rate"] * (left if settings["anneal_lr"] else 1),
     n_steps=settings["num_steps"],
     batch_size=settings["num_envs"] * settings["num_steps"] // settings["num_minibatches"],

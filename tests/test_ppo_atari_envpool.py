@@ -1,0 +1,330 @@
+"""cleanrl/ppo_atari_envpool.py: EnvPool's games, pools that take turns, and rows of no weight."""
+
+import copy
+import runpy
+
+import cv2
+import envpool
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from tests.harness import FILES, flat_grad, only_run, probe, scalars, train
+from tests.test_ppo_atari import BREAKOUT, PROBE_FLAGS, PlainGame, agent_by_hand, images_of
+
+SMALL = ("--num-envs", 4, "--num-steps", 8, "--num-minibatches", 2, "--update-epochs", 1)
+
+
+@pytest.fixture
+def file():
+    return FILES["ppo_atari_envpool"]
+
+
+def make_envs(file, env_id, num_envs=2, **flags):
+    names = runpy.run_path(str(file))
+    return names["make_envs"](names["Args"](env_id=env_id, **flags), num_envs)
+
+
+# EnvPool's games
+
+
+def test_pools_have_the_settings_of_the_details(file, tmp_path):
+    config = make_envs(file, "Breakout-v5", num_envs=1).env.config
+    play = {
+        "noop_max": 30,
+        "use_fire_reset": True,
+        "repeat_action_probability": 0,
+        "episodic_life": True,
+        "reward_clip": False,
+    }
+    look = {"frame_skip": 4, "gray_scale": True, "img_height": 84, "img_width": 84, "stack_num": 4}
+    assert config.items() >= (play | look).items() and config["use_inter_area_resize"]
+    sticky = make_envs(file, "Breakout-v5", num_envs=1, sticky=True).env.config
+    assert sticky["repeat_action_probability"] == 0.25 and not sticky["episodic_life"]
+
+
+def test_frames_match_a_plain_reference(file, tmp_path):
+    """Bit for bit, after some of up to 30 no-ops and FIRE."""
+    envs, game = make_envs(file, "Breakout-v5", num_envs=1), PlainGame(BREAKOUT, None)
+    first, _ = envs.reset(seed=3)
+    assert len({frame.tobytes() for frame in first[0]}) == 1, "a game starts with four times its first frame"
+    seen = [first[0], *[envs.step(np.array([t % 4]))[0][0] for t in range(8)]]
+
+    def frames_after(no_ops):
+        game.reset(0)
+        for i in range(no_ops + 1):
+            game.ale.act(game.action_set[i == no_ops])
+        game.frames = [cv2.resize(game.ale.getScreenGrayscale(), (84, 84), interpolation=cv2.INTER_AREA)] * 4
+        return [np.stack(game.frames), *[game.step(t % 4)[0] for t in range(8)]]
+
+    assert any(np.array_equal(seen, frames_after(no_ops)) for no_ops in range(31))
+    (image,) = envs.render()
+    enlarged = cv2.resize(seen[-1][-1], (336, 336), interpolation=cv2.INTER_NEAREST)
+    np.testing.assert_array_equal(image, np.stack([enlarged] * 3, axis=-1), "videos show the newest frame")
+
+
+@pytest.mark.parametrize(("env_id", "max_steps", "steps"), [("Breakout-v5", 27_000, 220), ("SpaceInvaders-v5", 60, 125)])
+def test_returns_are_the_scores_of_whole_games(file, tmp_path, monkeypatch, env_id, max_steps, steps):
+    """Over all lives, whether the game ends or is cut short, and not clipped; Breakout shows its score also in its memory."""
+    make = envpool.make_gymnasium
+    monkeypatch.setattr(envpool, "make_gymnasium", lambda **settings: make(**settings, max_episode_steps=max_steps))
+    envs, rng = make_envs(file, env_id, num_envs=3), np.random.default_rng(0)
+    envs.reset(seed=5)
+    scores, lengths, was_last, games, lives_lost, best = np.zeros(3), np.zeros(3), np.zeros(3, bool), [], 0, 0
+    for _ in range(steps):
+        _, rewards, terminated, truncated, infos = envs.step(rng.integers(0, envs.single_action_space.n, 3))
+        scores, lengths = scores + infos["reward"], lengths + ~was_last
+        is_over, was_last = (infos["lives"] == 0) | truncated, terminated | truncated
+        lives_lost, best = lives_lost + (terminated & ~is_over).sum(), max(best, rewards.max())
+        np.testing.assert_array_equal(infos.get("_episode", np.zeros(3, bool)), is_over)
+        for i in np.flatnonzero(is_over):
+            games.append(scores[i])
+            assert (infos["episode"]["r"][i], infos["episode"]["l"][i]) == (scores[i], lengths[i])
+            if env_id == "Breakout-v5":
+                hundreds, rest = (int(f"{int(byte):x}") for byte in infos["ram"][i][[76, 77]])  # decimal digits
+                assert scores[i] == 100 * hundreds + rest
+        scores[is_over], lengths[is_over] = 0, 0
+    assert len(games) >= 3 and sum(games) > 2
+    assert lives_lost >= 12 if env_id == "Breakout-v5" else best > 1, "lives must be lost, or scores be worth clipping"
+
+
+def test_a_pool_is_made_with_the_seed_of_a_reset(file, tmp_path):
+    envs = make_envs(file, "MsPacman-v5")
+
+    def begin(seed):
+        return [envs.reset(seed=seed)[0].copy(), *[envs.step(np.array([2, 3]))[0].copy() for _ in range(3)]]
+
+    first, again, other = begin(1), begin(1), begin(2)
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+    assert not np.array_equal(first[0][0], first[0][1]), "environments of one pool start differently"
+
+
+def test_videos_of_training_are_refused(file, tmp_path):
+    with pytest.raises(SystemExit) as refusal:
+        train(file, tmp_path, "--env-id", probe(file, "ConstantValue"), *SMALL, "--total-timesteps", 32, "--capture-video")
+    assert "videos" in refusal.value.code and "\n" not in refusal.value.code and not list(tmp_path.iterdir())
+
+
+# known answers
+
+
+@pytest.mark.parametrize(
+    ("name", "pools", "values"),
+    [
+        ("ConstantValue", 2, {0: 1}),
+        ("TruncatedEveryStep", 1, {0: 2}),
+        ("TwoEnds", 2, {-1: 1, 1: 2}),
+    ],
+)
+def test_values_of_probes(file, tmp_path, name, pools, values):
+    flags = (*PROBE_FLAGS, "--num-pools", pools, "--total-timesteps", 320)
+    names = train(file, tmp_path, "--env-id", probe(file, name), *flags)
+    with torch.no_grad():
+        learned = names["agent"](images_of(values))[1].tolist()
+    assert learned == pytest.approx(list(values.values()), abs=0.15)
+
+
+@pytest.mark.parametrize("pools", [1, 2])
+def test_actions_of_probes(file, tmp_path, pools):
+    """Acting through load_policy in fresh environments, as every evaluation does."""
+    flags = (*PROBE_FLAGS, "--num-pools", pools, "--total-timesteps", 384)
+    names = train(file, tmp_path, "--env-id", probe(file, "ActionAndObsMatter"), *flags)
+    envs = names["make_envs"](names["args"], 8)
+    policy = names["load_policy"](torch.load(only_run(tmp_path) / "checkpoint.pt", weights_only=True), envs)
+    returns, is_last, (obs, _) = [], np.zeros(8, dtype=bool), envs.reset(seed=5)
+    while len(returns) < 80:
+        obs, _, terminated, truncated, infos = envs.step(policy(obs, is_last))
+        is_last = terminated | truncated
+        returns += list(infos["episode"]["r"][infos["_episode"]]) if "episode" in infos else []
+    assert np.mean(returns) > 0.7
+
+
+# pools that take turns
+
+
+class NumberedPool(gym.vector.VectorEnv):
+    """Environment i of pool n shows 50 * n + 20 * i + t at step t; action 1 pays, action 0 costs, and nothing ever ends."""
+
+    single_observation_space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    single_action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, num_envs, number):
+        self.num_envs, self.number, self.t, self.sent = num_envs, number, 0, []
+
+    def observe(self):
+        numbers = 50 * self.number + 20 * np.arange(self.num_envs) + self.t
+        return np.broadcast_to(numbers.astype(np.uint8)[:, None, None, None], (self.num_envs, 4, 84, 84)).copy()
+
+    def reset(self, *, seed=None, options=None):
+        return self.observe(), {}
+
+    def send(self, actions):
+        self.sent.append(actions.copy())
+
+    def recv(self):
+        self.t += 1
+        no = np.zeros(self.num_envs, dtype=bool)
+        return self.observe(), np.where(self.sent[-1] == 1, 3.0, -3.0), no, no, {"terminated": no, "elapsed_step": self.t}
+
+
+def test_pools_are_not_mixed_up(file, tmp_path, monkeypatch):
+    """Every row holds what its own environment showed, what was answered there, and what came of it."""
+    made, looked = [], []
+
+    def make_numbered(num_envs, **settings):
+        made.append(NumberedPool(num_envs, len(made) % 2))  # two to look at, then two with seeds to train with
+        return made[-1]
+
+    def look(names):
+        if looked:
+            return
+        looked.append(True)
+        first = torch.tensor([0, 20, 50, 70])
+        assert torch.equal(names["obs"][:, :, 0, 0, 0], first + torch.arange(9)[:, None])
+        actions = np.concatenate([np.stack(pool.sent) for pool in made[2:]], axis=1)
+        np.testing.assert_array_equal(names["actions"], actions)
+        np.testing.assert_array_equal(names["rewards"], 2 * actions - 1)
+        assert all(len({*row.tolist()}) == 2 for row in actions.T), "both actions in each environment"
+        with torch.no_grad():
+            log_probs, values = names["agent"](names["obs"].flatten(0, 1))
+        taken = log_probs.view(9, 4, 2)[:-1].gather(2, names["actions"][..., None]).squeeze(2)
+        torch.testing.assert_close(names["values"], values.view(9, 4), atol=1e-5, rtol=0)
+        torch.testing.assert_close(names["logprobs"], taken, atol=1e-5, rtol=0)
+        torch.testing.assert_close(names["ratio"].detach(), torch.ones(16), atol=1e-5, rtol=0)
+        assert values.view(9, 4).std(1).min() > 1e-3, "the values must differ"
+
+    monkeypatch.setattr(envpool, "make_gymnasium", make_numbered)
+    train(file, tmp_path, *SMALL, "--num-pools", 2, "--total-timesteps", 32, on_update=look)
+    assert looked and len(made) == 4
+
+
+@pytest.mark.parametrize("pools", [1, 2])
+def test_episodes_are_logged_where_they_end(file, tmp_path, pools):
+    """Ends of both kinds, at the step and environment at which they come; the average is that of the last 20."""
+    expected, lengths = {}, np.zeros(4, dtype=int)
+
+    def look(names):  # once an iteration
+        is_last, start = names["is_last"], names["global_step"] - 64
+        for t in range(16):
+            for i in range(4):
+                lengths[i] = 0 if is_last[t, i] else lengths[i] + 1
+                if is_last[t + 1, i]:
+                    expected[start + 4 * t + i + 1] = lengths[i]
+
+    flags = ("--num-envs", 4, "--num-steps", 16, "--num-minibatches", 1, "--update-epochs", 1, "--num-pools", pools)
+    train(file, tmp_path, "--env-id", probe(file, "RandomEnds"), *flags, "--total-timesteps", 128, on_update=look)
+    logged = scalars(only_run(tmp_path))
+    assert len(expected) > 24 and len({step % 4 for step in expected}) == 4
+    assert logged["charts/episodic_length"] == list(expected.items())
+    steps, returns = zip(*logged["charts/episodic_return"], strict=True)
+    assert steps == tuple(expected) and all(value != round(value) for value in returns), "returns are not clipped"
+    averages = [np.mean(returns[max(0, i - 19) : i + 1]) for i in range(len(returns))]
+    assert [value for _, value in logged["charts/avg_episodic_return"]] == pytest.approx(averages, abs=1e-5)
+
+
+# rows of no weight
+
+
+def test_reset_rows_weigh_nothing(file, tmp_path):
+    """The gradient is that of the textbook loss over the other rows, picked out here and left to autograd."""
+    left_out = 0
+
+    def look(names):
+        nonlocal left_out
+        np.testing.assert_array_equal(names["b_is_real"], ~names["is_last"][:-1].flatten())
+        agent, mb = copy.deepcopy(names["agent"]), names["mb"][names["b_is_real"][names["mb"]] > 0]
+        left_out += len(names["mb"]) - len(mb)
+        log_probs, value, _ = agent_by_hand(agent, names["b_obs"][mb])
+        policy = torch.distributions.Categorical(logits=log_probs)
+        ratio = torch.exp(policy.log_prob(names["b_actions"][mb]) - names["b_logprobs"][mb])
+        advantages = names["b_advantages"][mb]
+        advantages = (advantages - advantages.mean()) / advantages.std(correction=0)
+        gain = torch.minimum(ratio * advantages, torch.clip(ratio, 0.9, 1.1) * advantages)
+        near = names["b_values"][mb] + torch.clip(value - names["b_values"][mb], -0.1, 0.1)
+        error = torch.maximum((value - names["b_returns"][mb]) ** 2, (near - names["b_returns"][mb]) ** 2)
+        loss = -gain.mean() + 0.7 * error.mean() / 2 - 0.3 * policy.entropy().mean()
+        expected = torch.autograd.grad(loss, list(agent.parameters()))
+        torch.testing.assert_close(flat_grad(names["agent"]), torch.cat([g.flatten() for g in expected]), atol=1e-4, rtol=1e-3)
+
+    flags = ("--vf-coef", 0.7, "--ent-coef", 0.3, "--max-grad-norm", 1e9, "--total-timesteps", 64, "--learning-rate", 0.002)
+    train(file, tmp_path, "--env-id", probe(file, "RandomEnds"), *SMALL, *flags, on_update=look)
+    assert left_out > 5
+
+
+def test_reset_rows_are_not_in_the_metrics(file, tmp_path):
+    seen = {}
+
+    def look(names):
+        real = names["b_is_real"][names["mb"]] > 0
+        ratio = names["ratio"].detach()[real].double()
+        log_probs = names["log_probs"].detach()[real]
+        seen["losses/old_approx_kl"] = -ratio.log().mean()
+        seen["losses/approx_kl"] = (ratio - 1 - ratio.log()).mean()
+        seen["losses/entropy"] = torch.distributions.Categorical(logits=log_probs).entropy().mean()
+        seen.setdefault("clipfracs", []).append(((ratio - 1).abs() > 0.1).double().mean())
+        targets, values = (names[name][names["b_is_real"] > 0] for name in ("b_returns", "b_values"))
+        seen["losses/explained_variance"] = 1 - (targets - values).var() / targets.var()
+
+    flags = (*SMALL, "--total-timesteps", 32, "--update-epochs", 2, "--learning-rate", 0.005)
+    train(file, tmp_path, "--env-id", probe(file, "RandomEnds"), *flags, on_update=look)
+    logged = scalars(only_run(tmp_path))
+    seen["losses/clipfrac"] = torch.stack(seen.pop("clipfracs")).mean()
+    assert seen["losses/clipfrac"] > 0
+    for name, value in seen.items():
+        assert logged[name][0][1] == pytest.approx(float(value), abs=1e-4), name
+
+
+def test_core_5_advantages(file, tmp_path):
+    """Against a slow reference that walks each episode by itself."""
+    flags = ("--num-envs", 4, "--num-steps", 32, "--gamma", 0.9, "--gae-lambda", 0.7, "--update-epochs", 1)
+    names = train(file, tmp_path, "--env-id", probe(file, "RandomEnds"), *flags, "--total-timesteps", 128)
+    values, rewards, terminated, is_last = (names[name] for name in ("old_values", "rewards", "terminated", "is_last"))
+    ends = is_last[1:] & ~is_last[:-1]
+    assert terminated.any() and (ends & ~terminated).any() and is_last[:-1].any(), "the rollout must hold every case"
+    assert {-1, 1} <= set(rewards.flatten().tolist()) <= {-1, 0, 1}
+    for e in range(4):
+        for t in np.flatnonzero(~is_last[:-1, e]):
+            expected, weight, k = 0.0, 1.0, t
+            while True:
+                following = 0.0 if terminated[k, e] else float(values[k + 1, e])
+                expected += weight * (float(rewards[k, e]) + 0.9 * following - float(values[k, e]))
+                if is_last[k + 1, e] or k == 31:
+                    break
+                weight, k = weight * 0.9 * 0.7, k + 1
+            assert names["b_advantages"].view(32, 4)[t, e].item() == pytest.approx(expected, abs=1e-5)
+            assert names["b_returns"].view(32, 4)[t, e].item() == pytest.approx(expected + values[t, e], abs=1e-5)
+
+
+def test_core_4_the_optimizer_sees_the_learning_rate_fall(file, tmp_path):
+    """It is a tensor that recorded updates read, so it must stay the same one, also in a resumed run."""
+    used = []
+
+    def look(names):
+        used.append(names["optimizer"].param_groups[0]["lr"].item())
+        if len(used) == 3:
+            raise KeyboardInterrupt
+
+    env = ("--env-id", probe(file, "ConstantValue"))
+    flags = ("--num-envs", 2, "--num-steps", 4, "--num-minibatches", 1, "--update-epochs", 1, "--checkpoint-interval", 1)
+    with pytest.raises(KeyboardInterrupt):
+        train(file, tmp_path, *env, *flags, "--total-timesteps", 32, "--learning-rate", 0.004, on_update=look)
+    names = train(file, tmp_path, *env, "--resume", only_run(tmp_path), on_update=look)
+    np.testing.assert_allclose(used, [0.004, 0.003, 0.002, 0.002, 0.001], rtol=1e-6)
+    assert names["optimizer"].param_groups[0]["lr"] is names["learning_rate"]
+    logged = [rate for _, rate in scalars(only_run(tmp_path))["charts/learning_rate"]]
+    np.testing.assert_allclose(logged, [0.004, 0.003, 0.002, 0.001], rtol=1e-6)
+
+
+# learning
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_learns_pong(file, tmp_path):
+    """Random play loses with -20.7; half an hour on two cores is enough to win a point or two now and then."""
+    flags = ("--num-envs", 8, "--num-steps", 64, "--update-epochs", 3, "--learning-rate", 0.0005, "--no-anneal-lr")
+    train(file, tmp_path, "--env-id", "Pong-v5", *flags, "--total-timesteps", 300_000)
+    returns = [value for _, value in scalars(only_run(tmp_path))["charts/episodic_return"]]
+    assert np.mean(returns[-20:]) > -19
