@@ -85,8 +85,8 @@ class AtariLives(gym.vector.VectorWrapper):
 
     def step(self, actions):
         self.obs, rewards, terminated, truncated, infos = self.env.step(np.where(self.lost, self.fire, actions))
-        lives, self.lives = self.lives, infos["lives"]
-        self.lost = self.lives_count & (self.lives < lives) & (self.lives > 0) & ~terminated & ~truncated
+        lives, self.lives = self.lives, np.where(terminated | truncated, 0, infos["lives"])
+        self.lost = self.lives_count & (self.lives < lives) & (self.lives > 0)
         return self.obs, rewards, terminated | self.lost, truncated, infos
 
     def render(self):  # what the agents see, in the colors and the size that videos need

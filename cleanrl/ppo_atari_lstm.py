@@ -86,8 +86,8 @@ class AtariLives(gym.vector.VectorWrapper):
 
     def step(self, actions):
         self.obs, rewards, terminated, truncated, infos = self.env.step(np.where(self.lost, self.fire, actions))
-        lives, self.lives = self.lives, infos["lives"]
-        self.lost = self.lives_count & (self.lives < lives) & (self.lives > 0) & ~terminated & ~truncated
+        lives, self.lives = self.lives, np.where(terminated | truncated, 0, infos["lives"])
+        self.lost = self.lives_count & (self.lives < lives) & (self.lives > 0)
         return self.obs, rewards, terminated | self.lost, truncated, infos
 
     def render(self):  # what the agents see, in the colors and the size that videos need
@@ -320,7 +320,7 @@ if __name__ == "__main__":
         row_numbers = is_real.flatten().cumsum(0).view(is_real.shape) - 1  # where in the batch each real step is
         clipfracs = []
         for _epoch in range(args.update_epochs):
-            for columns in np.array_split(torch.randperm(args.num_envs).numpy(), args.num_minibatches):  # [core 6, lstm 4]
+            for columns in np.array_split(torch.randperm(args.num_envs).numpy(), args.num_minibatches):  # [core 6] [lstm 4]
                 mb_state = tuple(x[:, columns] for x in first_state)  # [lstm 5]
                 log_probs, value, _ = agent(sequences[:, columns], is_last[:-1, columns], mb_state)
                 log_probs, value, mb = (x[is_real[:, columns]] for x in (log_probs, value, row_numbers[:, columns]))

@@ -319,7 +319,7 @@ if __name__ == "__main__":
         row_numbers = is_real.flatten().cumsum(0).view(is_real.shape) - 1  # where in the batch each real step is
         clipfracs = []
         for _epoch in range(args.update_epochs):
-            for columns in np.array_split(torch.randperm(args.num_envs).numpy(), args.num_minibatches):  # [core 6, lstm 4]
+            for columns in np.array_split(torch.randperm(args.num_envs).numpy(), args.num_minibatches):  # [core 6] [lstm 4]
                 mb_state = tuple(x[:, columns] for x in first_state)  # [lstm 5]
                 mean, value, _ = agent(sequences[:, columns], is_last[:-1, columns], mb_state)
                 mean, value, mb = (x[is_real[:, columns]] for x in (mean, value, row_numbers[:, columns]))

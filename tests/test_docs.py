@@ -66,8 +66,10 @@ def test_command_runs(checkout, command):
         if not UV or sys.prefix == sys.base_prefix:  # a Python that is not an environment's is not make's to change
             pytest.skip("needs uv and an environment")
         words += ' FLAGS="--total-timesteps 1024"'
-    elif re.match(r"python (-i )?cleanrl/ppo.py", words) and not re.search(r"--help|--resume", words):
-        words += " --total-timesteps 1024"
+    elif (algorithm := re.match(r"python (?:-i )?cleanrl/(\w+).py", words)) and not re.search(r"--help|--resume", words):
+        num_envs = int((re.search(r"--num-envs (\d+)", words) or [0, 8])[1])
+        large = f" --num-steps 4 --update-epochs 1 --total-timesteps {4 * num_envs}"
+        words += large if "_atari" in algorithm[1] else " --total-timesteps 2048"
     words = words.replace("results/export.py ppo runs", "results/export.py ppo published")
     if "published" in words:  # results are exported from finished runs of all environments; here, one
         shutil.copytree(run, checkout / "published" / run.name, dirs_exist_ok=True)
@@ -116,14 +118,32 @@ def test_lines_tests_and_files_exist(page):
         assert f"def {test}(" in (page.parent / path).read_text(), test
 
 
-def test_every_marked_detail_is_explained_and_tested():
-    text = (ROOT / "docs" / "rl-algorithms" / "ppo.md").read_text()
-    explained = re.findall(r'"(core \d+)"\), \[`test_(core_\d+)_', text)
-    assert explained == [(f"core {n}", f"core_{n}") for n in range(1, 14)]
-    marks = re.findall(r"# .*?\[(core [\d, ]+)\]", (ROOT / "cleanrl" / "ppo.py").read_text().split("class Args")[1])
-    assert {f"core {n}" for mark in marks for n in mark.removeprefix("core ").split(", ")} == {name for name, _ in explained}
+DETAILS = {  # of each family: the file that shows them, how many there are, and the page that explains them
+    "core": ("ppo", 13, "ppo.md"),
+    "atari": ("ppo_atari", 9, "ppo.md"),
+    "continuous": ("ppo_continuous_action", 9, "ppo.md"),
+    "lstm": ("ppo_atari_lstm", 5, "ppo.md"),
+    "multidiscrete": ("ppo_multidiscrete", 1, "ppo.md"),
+    "rpo": ("rpo_continuous_action", 1, "rpo.md"),
+}
 
 
-def test_published_table_is_the_data():
-    table = load(ROOT / "results" / "report.py").table("ppo")
-    assert table in (ROOT / "docs" / "rl-algorithms" / "ppo.md").read_text(), "run: python results/report.py ppo\n" + table
+@pytest.mark.parametrize("family", DETAILS)
+def test_every_marked_detail_is_explained_and_tested(family):
+    file, count, page = DETAILS[family]
+    text = (ROOT / "docs" / "rl-algorithms" / page).read_text()
+    explained = re.findall(rf'cleanrl/{file}.py#L\d+ "({family} \d+)"\), \[`test_({family}_\d+)_', text)
+    assert explained == [(f"{family} {n}", f"{family}_{n}") for n in range(1, count + 1)]
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "cleanrl").glob("*.py")), ids=lambda file: file.stem)
+def test_no_mark_without_a_detail(file):
+    for family, numbers in re.findall(r"\[([a-z]+) (\d+(?:, \d+)*)\]", file.read_text().split("class Args")[1]):
+        assert family in DETAILS and max(map(int, numbers.split(", "))) <= DETAILS[family][1]
+
+
+@pytest.mark.parametrize("algorithm", load(ROOT / "results" / "report.py").PUBLISHED)
+def test_published_table_is_the_data(algorithm):
+    table = load(ROOT / "results" / "report.py").table(algorithm)
+    page = (ROOT / "docs" / "rl-algorithms" / "ppo.md").read_text()
+    assert table in page, f"run: python results/report.py {algorithm}\n{table}"

@@ -244,9 +244,10 @@ def test_actions_of_probes(file, tmp_path, probe):
     names = train(file, tmp_path, "--env-id", f"Probe/{probe}-v0", *PROBE_FLAGS)
     envs = names["make_envs"](names["args"], 8)
     policy = names["load_policy"](torch.load(only_run(tmp_path) / "checkpoint.pt", weights_only=True), envs)
-    returns, (obs, _) = [], envs.reset(seed=5)
+    returns, (obs, _), is_last = [], envs.reset(seed=5), np.zeros(8, bool)
     while len(returns) < 80:
-        obs, _, _, _, infos = envs.step(policy(obs))
+        obs, _, terminated, truncated, infos = envs.step(policy(obs, is_last))
+        is_last = terminated | truncated
         returns += list(infos["episode"]["r"][infos["_episode"]]) if "episode" in infos else []
     assert np.mean(returns) > 0.9
 

@@ -257,6 +257,7 @@ def test_remembers_what_others_forget(file, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_swings_up_a_pendulum_without_seeing_its_velocity(file, tmp_path):
     flags = ("--env-id", "Probe/PendulumWithoutVelocity-v0", "--total-timesteps", 300_000, "--num-envs", 16, "--num-steps", 64)
     flags = (*flags, "--learning-rate", 0.001, "--gamma", 0.9, "--update-epochs", 10, "--num-minibatches", 4)

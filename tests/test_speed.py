@@ -37,7 +37,7 @@ def test_packages_come_from_the_constraints():
     (torch_line,) = (line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
     assert list(speed.with_packages("torch")) == ["--with", torch_line]
     for peers in speed.PEERS.values():
-        for _, packages in peers.values():
+        for _, _, packages in peers.values():
             assert len(list(speed.with_packages(packages))) >= 2 * len(packages.split()), "a package is not in constraints.txt"
 
 
@@ -107,7 +107,7 @@ def test_without_uv(monkeypatch):
 
 @needs_uv
 def test_a_peer_that_fails(tmp_path, monkeypatch):
-    monkeypatch.setitem(speed.PEERS["ppo"], "broken", ("Broken", "six"))
+    monkeypatch.setitem(speed.PEERS["ppo"], "broken", ("Broken", "broken_ppo.py", "six"))
     (tmp_path / "broken_ppo.py").write_text("import no_such_module")
     monkeypatch.setattr(speed, "PROGRAMS", tmp_path)
     with pytest.raises(SystemExit) as stopped:
