@@ -278,7 +278,7 @@ if __name__ == "__main__":
         envs = gym.wrappers.vector.RecordVideo(envs, str(videos), name_prefix=f"step-{global_step}", record_first_only=True)
 
     # train, from new episodes also after a resume
-    obs[-1], _ = envs.reset(seed=int(np.random.SeedSequence((args.seed, global_step)).generate_state(1)[0]))
+    obs[-1], _ = envs.reset(seed=int(np.random.SeedSequence((args.seed, global_step)).generate_state(1)[0] >> 2))  # 30 bits
     loop_start, start_step = time.time(), global_step
     progress = tqdm(initial=global_step, total=num_iterations * batch_size, unit="step", unit_scale=True)
     for iteration in range(global_step // batch_size, num_iterations):

@@ -69,6 +69,10 @@ class Args:
 
 
 def make_envs(args, num_envs, render_mode=None):
+    if args.env_id.startswith("dm_control/"):
+        import shimmy
+
+        gym.register_envs(shimmy)
     wrappers = [gym.wrappers.FlattenObservation, gym.wrappers.ClipAction]  # [continuous 5]
     envs = gym.make_vec(args.env_id, num_envs, "sync", render_mode=render_mode, wrappers=wrappers)  # [core 1]
     return gym.wrappers.vector.RecordEpisodeStatistics(envs)

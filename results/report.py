@@ -21,6 +21,8 @@ PUBLISHED = {  # mean ± standard deviation over 3 seeds of the public v1 files,
         "Hopper-v4": "2382.86 ± 271.74",
         "InvertedPendulum-v4": "963.09 ± 22.20",
     },
+    "ppo_multidiscrete": {"Taxi-v4": "none"},
+    "ppo_multidiscrete_no_mask": {"Taxi-v4": "none"},
 }
 
 
@@ -79,7 +81,7 @@ def plot(algorithm, path):
             axes[row, i].fill_between(grid[seen], mean - std, mean + std, color="tab:blue", alpha=0.15, linewidth=0)
             axes[row, i].set(title=env_id if row == 0 else None, xlabel=label)
             axes[row, i].grid(alpha=0.3)
-        axes[0, i].xaxis.set_major_formatter(lambda steps, _: f"{steps / 1e6:g}M" if steps >= 1e6 else f"{steps / 1000:.0f}k")
+        axes[0, i].xaxis.set_major_formatter(lambda n, _: f"{n / 1e6:g}M" if n >= 1e6 else f"{n / 1000:.0f}k" if n else "0")
     for row in axes:
         row[0].set_ylabel("episodic return")
     figure.savefig(path, dpi=110)

@@ -301,7 +301,9 @@ def test_resuming_a_finished_run_changes_nothing(file, tmp_path):
 
 @files("ppo", "ppo_atari", "ppo_atari_lstm")
 def test_videos_of_a_resumed_run_stand_beside_the_first(file, tmp_path):
-    run = interrupted(file, tmp_path, small(file, "--total-timesteps", 4 * iteration(file), "--capture-video"), after=2)
+    flags = ("--env-id", probe(file, "MarkedLast")) if "_atari" in file.stem else ()
+    flags = small(file, "--total-timesteps", 4 * iteration(file), "--capture-video", *flags)
+    run = interrupted(file, tmp_path, flags, after=2)
     train(file, tmp_path, "--resume", run)
     prefixes = {video.name.split("-episode")[0] for video in (run / "videos").glob("*.mp4")}
     assert prefixes == {"step-0", f"step-{2 * iteration(file)}"}

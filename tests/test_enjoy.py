@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from cleanrl_utils import enjoy
-from tests.harness import PPO, ROOT, about, only_run, scalars, train
-from tests.test_contract import Bomb, edit
+from tests.harness import FILES, PPO, ROOT, about, only_run, probe, scalars, train
+from tests.test_contract import Bomb, edit, iteration, small
 from tests.test_ppo import PROBE_FLAGS
 
 
@@ -45,6 +45,14 @@ def test_enjoy_plays_what_was_trained(run, monkeypatch, capsys):
     logged = scalars(run)
     assert logged["eval/episodic_return"] == list(enumerate(evaluation["returns"]))
     assert len(logged["losses/value_loss"]) == 40, "the training's curves stay"
+
+
+@pytest.mark.parametrize("file", FILES.values(), ids=FILES)
+def test_enjoy_works_on_every_file(file, tmp_path, monkeypatch):
+    train(file, tmp_path, *small(file, "--total-timesteps", iteration(file), "--env-id", probe(file, "ActionMatters")))
+    watch(monkeypatch, only_run(tmp_path), "--episodes", 20)
+    evaluation = json.loads((only_run(tmp_path) / "eval.json").read_text())
+    assert set(evaluation["returns"]) == {-1.0, 1.0} and set(evaluation["lengths"]) == {1}
 
 
 def test_enjoy_reads_the_weights(run, monkeypatch):

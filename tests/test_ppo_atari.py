@@ -289,6 +289,13 @@ def test_a_new_game_is_not_a_lost_life(file, tmp_path, monkeypatch):
     assert not envs.step(np.array([3]))[2].any()
 
 
+def test_seeds_fit_the_emulators_31_bits(file, tmp_path):
+    """Of this one, NumPy makes a number beyond them."""
+    assert int(np.random.SeedSequence((2, 0)).generate_state(1)[0]) >= 2**31
+    flags = (*SMALL, "--num-envs", 1, "--num-steps", 4, "--num-minibatches", 1, "--total-timesteps", 4, "--seed", 2)
+    assert train(file, tmp_path, *flags)["global_step"] == 4
+
+
 def test_videos_show_the_newest_frame(file, tmp_path):
     envs = make_envs(file, BREAKOUT)
     envs.reset(seed=1)
