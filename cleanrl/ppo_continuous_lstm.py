@@ -69,12 +69,9 @@ class Args:
 
 
 def make_envs(args, num_envs, render_mode=None):
-    if args.env_id.startswith("dm_control/"):
-        import shimmy
-
-        gym.register_envs(shimmy)
+    env_id = f"shimmy:{args.env_id}" if args.env_id.startswith("dm_control/") else args.env_id  # imports shimmy first
     wrappers = [gym.wrappers.FlattenObservation, gym.wrappers.ClipAction]  # [continuous 5]
-    envs = gym.make_vec(args.env_id, num_envs, "sync", render_mode=render_mode, wrappers=wrappers)  # [core 1]
+    envs = gym.make_vec(env_id, num_envs, "sync", render_mode=render_mode, wrappers=wrappers)  # [core 1]
     return gym.wrappers.vector.RecordEpisodeStatistics(envs)
 
 
