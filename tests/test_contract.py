@@ -1,6 +1,5 @@
 """What every algorithm file promises around its algorithm: command line, run folder, metrics, checkpoints, tracking."""
 
-import contextlib
 import json
 import multiprocessing
 import os
@@ -497,17 +496,13 @@ def test_interactive_python_after_ctrl_c(file, tmp_path):
     flags = [str(flag) for flag in small(file, "--total-timesteps", 10**7)]
     command = [sys.executable, "-i", str(file), *flags]
     pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    process = subprocess.Popen(command, cwd=tmp_path, **pipes)
+    listen = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731  which a shell's background jobs do not
+    process = subprocess.Popen(command, cwd=tmp_path, preexec_fn=listen, **pipes)
     while not list(tmp_path.glob("runs/*/checkpoint.pt")):
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.1)
-    looking, output = "print('looked', advantages.shape, global_step, agent.value)\n", None
-    for _ in range(5):  # an interrupt that meets a callback of PyTorch's, as in the middle of a write, is lost: press again
-        process.send_signal(signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            output, _ = process.communicate(looking, timeout=20)
-            break
-        looking = None  # it has been sent
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate("print('looked', advantages.shape, global_step, agent.value)\n", timeout=60)
     assert re.search(r"looked \(32, 2\) \d+ <bound method Agent.value", output)
     run = only_run(tmp_path)
     step = step_of(run)
