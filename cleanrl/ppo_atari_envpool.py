@@ -5,7 +5,7 @@
 #     "torch>=2.9", "tqdm>=4.67", "tyro>=1.0", "wandb>=0.22",
 # ]
 # ///
-"""Proximal Policy Optimization for Atari games, as fast as EnvPool's emulators run.
+"""Proximal Policy Optimization for Atari games, at nearly the speed of EnvPool's emulators.
 
     uv run cleanrl/ppo_atari_envpool.py                                # Breakout-v5, 10M steps (40M frames)
     uv run cleanrl/ppo_atari_envpool.py --env-id Pong-v5 --num-envs 128
@@ -24,6 +24,7 @@ import time
 from collections import deque
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -88,9 +89,6 @@ class AtariPool(gym.vector.VectorWrapper):
         self.scores, (self.obs, infos) = np.zeros(self.num_envs), self.env.reset()
         return self.obs, infos
 
-    def send(self, actions):
-        self.env.send(actions)
-
     def recv(self):
         self.obs, rewards, terminated, truncated, infos = self.env.recv()
         self.scores += rewards
@@ -101,7 +99,7 @@ class AtariPool(gym.vector.VectorWrapper):
         return self.obs, rewards, terminated, truncated, infos
 
     def step(self, actions):
-        self.send(actions)
+        self.env.send(actions)
         return self.recv()
 
     def render(self):  # what the agents see, in the colors and the size that videos need
@@ -111,9 +109,9 @@ class AtariPool(gym.vector.VectorWrapper):
 def make_envs(args, num_envs, render_mode=None):
     play = dict(noop_max=30, use_fire_reset=True, repeat_action_probability=0.25 if args.sticky else 0.0)  # [atari 1, 4]
     look = dict(frame_skip=4, gray_scale=True, img_height=84, img_width=84, stack_num=4)  # [atari 2, 5, 7]
-    lives = dict(episodic_life=not args.sticky, reward_clip=False)  # [atari 3]
-    settings = dict(task_id=args.env_id, num_envs=num_envs, **play, **look, **lives)  # [core 1]
-    return AtariPool(lambda seed: envpool.make_gymnasium(**settings, seed=seed))
+    score = dict(episodic_life=not args.sticky, reward_clip=False)  # [atari 3]
+    settings = dict(task_id=args.env_id, num_envs=num_envs, **play, **look, **score)  # [core 1]
+    return AtariPool(partial(envpool.make_gymnasium, **settings))
 
 
 def layer_init(layer, gain=2**0.5):
@@ -196,7 +194,7 @@ if __name__ == "__main__":
     for need, is_met in {
         "Box observations": isinstance(obs_space, gym.spaces.Box),
         "Discrete actions": isinstance(action_space, gym.spaces.Discrete),
-        "videos of training, as enjoy makes them of the trained agent": not args.capture_video,
+        "rgb_array rendering for a video": not args.capture_video,  # pools cannot be wrapped: enjoy makes videos
     }.items():
         if not is_met:
             raise SystemExit(f"{Path(__file__).name} needs {need}, which {args.env_id} does not have")
@@ -314,7 +312,7 @@ if __name__ == "__main__":
                 values[t, part] = act_value
                 if t < args.num_steps:
                     actions[t, part], logprobs[t, part] = action, logprob
-                    pool.send(action.cpu().numpy())
+                    pool.env.send(action.cpu().numpy())
         global_step += batch_size
         progress.update(batch_size)
 

@@ -70,7 +70,10 @@ class Args:
 
 def make_envs(args, num_envs, render_mode=None):
     env_id = f"shimmy:{args.env_id}" if args.env_id.startswith("dm_control/") else args.env_id  # imports shimmy first
-    wrappers = [gym.wrappers.FlattenObservation, gym.wrappers.ClipAction]  # [continuous 5]
+    wrappers = [
+        gym.wrappers.FlattenObservation,
+        lambda env: gym.wrappers.ClipAction(env) if isinstance(env.action_space, gym.spaces.Box) else env,  # [continuous 5]
+    ]
     envs = gym.make_vec(env_id, num_envs, "sync", render_mode=render_mode, wrappers=wrappers)  # [core 1]
     return gym.wrappers.vector.RecordEpisodeStatistics(envs)
 

@@ -274,9 +274,9 @@ def test_core_10_the_gradient_is_that_of_the_textbook_loss(file, tmp_path):
 @pytest.mark.parametrize(
     ("env_id", "words"),
     [
-        ("CartPole-v1", "cannot make"),
-        ("Probe/MultiDiscreteActions-v0", "cannot make"),
-        ("NoSuchEnv-v0", "cannot make NoSuchEnv"),
+        ("CartPole-v1", "needs continuous actions, which CartPole-v1 does not have"),
+        ("Probe/MultiDiscreteActions-v0", "needs continuous actions"),
+        ("NoSuchEnv-v0", "cannot make NoSuchEnv-v0: .*NoSuchEnv"),
     ],
 )
 def test_other_actions_are_refused(file, tmp_path, env_id, words):

@@ -5,10 +5,17 @@ import pytest
 import torch
 
 from tests.harness import FILES, only_run, train
-from tests.test_ppo_continuous_action import PROBE_FLAGS, SMALL, play
-from tests.test_ppo_continuous_action import test_advantages_are_of_the_scaled_rewards as advantages
-from tests.test_ppo_continuous_action import test_continuous_3_components_are_independent as independence
-from tests.test_ppo_continuous_action import test_values_of_probes as values_of_probes
+from tests.test_ppo_continuous_action import (  # noqa: F401  the imported tests run here on this file
+    PROBE_FLAGS,
+    SMALL,
+    play,
+    test_advantages_are_of_the_scaled_rewards,
+    test_checkpoints_hold_both_normalizers,
+    test_continuous_3_components_are_independent,
+    test_continuous_5_the_environment_gets_clipped_actions,
+    test_other_actions_are_refused,
+    test_values_of_probes,
+)
 
 
 @pytest.fixture
@@ -70,19 +77,6 @@ def test_bad_alpha_is_refused(file, tmp_path):
     for alpha in ("-0.1", "nan"):
         with pytest.raises(SystemExit, match="0 <= rpo_alpha < 1e9 must hold"):
             train(file, tmp_path, "--rpo-alpha", alpha)
-
-
-def test_components_are_independent(file, tmp_path):
-    independence(file, tmp_path)
-
-
-def test_advantages(file, tmp_path):
-    advantages(file, tmp_path)
-
-
-@pytest.mark.parametrize(("name", "values"), [("TwoEnds", {-1: 1, 1: 2})])
-def test_values_of_probes(file, tmp_path, name, values):
-    values_of_probes(file, tmp_path, name, values)
 
 
 def test_actions_of_a_probe(file, tmp_path):
