@@ -32,6 +32,7 @@ PEERS = {
         "sb3": ("Stable-Baselines3", "sb3_ppo.py", SB3),
         "sbx": ("SBX", "sbx_ppo.py", "sbx-rl==0.28.0 jax jaxlib flax optax torch gymnasium numpy tensorboard"),
     },
+    "dqn": {"sb3": ("Stable-Baselines3", "sb3_dqn.py", SB3)},
     "ppo_continuous_action": {"sb3": ("Stable-Baselines3", "sb3_ppo.py", SB3 + " mujoco imageio")},
 }
 WARM_UP = 0.2  # share of the steps that does not count
