@@ -16,6 +16,7 @@ HERE = Path(__file__).parent
 PUBLISHED = {  # mean ± standard deviation over 3 seeds of the public v1 files, same protocol
     "ppo": {"CartPole-v1": "490.04 ± 6.12", "Acrobot-v1": "-86.36 ± 1.32", "MountainCar-v0": "-200.00 ± 0.00"},
     "ppo_atari_envpool": {"Pong-v5": "20.45 ± 0.09", "Breakout-v5": "211.24 ± 151.84"},
+    "ppo_atari_envpool_128": {"Breakout-v5": "none"},
     "ppo_continuous_action": {
         "HalfCheetah-v4": "1442.64 ± 46.03",
         "Hopper-v4": "2382.86 ± 271.74",

@@ -316,8 +316,9 @@ def test_core_4_the_optimizer_sees_the_learning_rate_fall(file, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_learns_pong(file, tmp_path):
-    """Random play loses with -20.7; half an hour on two cores is enough to win a point or two now and then."""
-    flags = ("--num-envs", 8, "--num-steps", 64, "--update-epochs", 3, "--learning-rate", 0.0005, "--no-anneal-lr")
-    train(file, tmp_path, "--env-id", "Pong-v5", *flags, "--total-timesteps", 300_000)
+    """Random play loses with -20.7; one run of these flags on an H200 stood at -17.0 after 150k steps and -15.3 after 200k."""
+    batch = ("--num-pools", 1, "--num-envs", 16, "--num-steps", 32, "--num-minibatches", 8, "--update-epochs", 4)
+    flags = (*batch, "--learning-rate", 0.0007, "--no-anneal-lr", "--gae-lambda", 0.9)
+    train(file, tmp_path, "--env-id", "Pong-v5", *flags, "--total-timesteps", 200_000)
     returns = [value for _, value in scalars(only_run(tmp_path))["charts/episodic_return"]]
-    assert np.mean(returns[-20:]) > -19
+    assert np.mean(returns[-20:]) > -18
