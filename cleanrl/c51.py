@@ -12,7 +12,7 @@
     uv run cleanrl/c51.py --resume runs/<run>            # go on after an interruption
     tensorboard --logdir runs
 
-Numbers in brackets, such as [c51 2], are the implementation details explained in docs/rl-algorithms/c51.md and dqn.md.
+Numbers in brackets, such as [c51 2], are the implementation details explained in docs/rl-algorithms/{c51,dqn}.md.
 """
 
 import json

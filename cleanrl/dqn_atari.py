@@ -13,7 +13,7 @@
     uv run cleanrl/dqn_atari.py --resume runs/<run>            # go on after an interruption
     tensorboard --logdir runs
 
-Numbers in brackets, such as [dqn 3], are the implementation details explained in docs/rl-algorithms/dqn.md and ppo.md.
+Numbers in brackets, such as [dqn 3], are the implementation details explained in docs/rl-algorithms/{dqn,ppo}.md.
 """
 
 import json
@@ -123,13 +123,9 @@ class ReplayBuffer(nn.Module):
     def __init__(self, size, envs):
         super().__init__()
         self.num_envs, self.size = envs.num_envs, size - size % envs.num_envs
-        _, *shape = (
-            envs.single_observation_space.shape
-        )  # of a frame, which is kept once [frames 1]; memory is taken as it fills
-        self.register_buffer("frames", torch.from_numpy(np.zeros((self.size, *shape), dtype=np.uint8)))
-        self.register_buffer(
-            "shown", torch.zeros(self.size, 4, dtype=torch.bool)
-        )  # a game starts with a stack of black frames
+        frames = np.zeros((self.size, *envs.single_observation_space.shape[1:]), dtype=np.uint8)  # takes memory as it fills
+        self.register_buffer("frames", torch.from_numpy(frames))  # the newest of each stack: each is kept once [frames 1]
+        self.register_buffer("is_shown", torch.zeros(self.size, 4, dtype=torch.bool))  # not the black before a game [frames 2]
         self.register_buffer("is_first", torch.zeros(self.size, dtype=torch.bool))  # obs does not follow from the step before
         self.register_buffer("actions", torch.zeros(self.size, dtype=torch.int64))
         self.register_buffer("rewards", torch.zeros(self.size))
@@ -145,15 +141,17 @@ class ReplayBuffer(nn.Module):
 
     def sample(self, batch_size):
         """Transitions, drawn evenly [dqn 2]: steps that are followed by what they led to, not by the start of an episode."""
-        (frames, shown, is_first, actions, rewards, terminated), added = self.columns, self.count[0]
+        (frames, is_shown, is_first, actions, rewards, terminated), added = self.columns, self.count[0]
         rows, oldest = np.zeros(0, int), max(0, added - self.size + 3 * self.num_envs)  # the first with all of its stack
         while len(rows) < batch_size:
             drawn = torch.randint(oldest, added - self.num_envs, (2 * batch_size,)).numpy() % self.size
             rows = np.append(rows, drawn[~is_first[(drawn + self.num_envs) % self.size]])
-        rows, next_rows = rows[:batch_size], (rows[:batch_size] + self.num_envs) % self.size
-        stacks = frames[(rows[:, None] + self.num_envs * np.arange(-3, 2)) % self.size]
-        obs, next_obs = (stacks[:, i : i + 4] * shown[x, :, None, None] for i, x in enumerate((rows, next_rows)))
-        return [torch.from_numpy(x) for x in (obs, actions[rows], rewards[rows], next_obs, terminated[rows])]
+        rows = rows[:batch_size]
+        stacks = frames[
+            (rows[:, None] + self.num_envs * np.arange(-3, 2)) % self.size
+        ]  # what was seen, and the frame after it
+        stacks[:, :4][~is_shown[rows]] = 0
+        return [torch.from_numpy(x) for x in (stacks, actions[rows], rewards[rows], terminated[rows])]
 
 
 def load_policy(checkpoint, envs):
@@ -273,9 +271,8 @@ if __name__ == "__main__":
     is_first, is_last = np.array([[True], [False]]).repeat(args.num_envs, 1)  # whether obs starts, or ends, an episode
     learn_from = args.learning_starts + (0 if buffer.count[0] else global_step)  # a buffer that was not kept fills again first
     due = lambda every: global_step // every - (global_step - args.num_envs) // every  # noqa: E731  times in the last step
-    seen, batch = torch.zeros(obs.shape, dtype=torch.uint8, device=device), None  # what the network looks at and learns from
     optimizer.param_groups[0]["capturable"] = device.type == "cuda"  # also after a restore
-    act_graph, learn_graph = None, None
+    seen, batch, act_graph, learn_graph = torch.zeros(obs.shape, dtype=torch.uint8, device=device), None, None, None
     loop_start, start_step = time.time(), global_step
     progress = tqdm(initial=global_step, total=num_iterations * args.num_envs, unit="step", unit_scale=True)
     for iteration in range(global_step // args.num_envs, num_iterations):
@@ -311,12 +308,12 @@ if __name__ == "__main__":
         for _ in range(due(args.train_frequency) if is_learning else 0):  # [dqn 5]
             drawn = buffer.sample(args.batch_size)
             batch = [x.to(device) for x in drawn] if batch is None else [b.copy_(x) for b, x in zip(batch, drawn, strict=True)]
-            b_obs, b_actions, b_rewards, b_next_obs, b_terminated = batch  # the same tensors each time
+            b_stacks, b_actions, b_rewards, b_terminated = batch  # the same tensors each time
             if learn_graph is None:
                 learn_graph = torch.cuda.CUDAGraph() if record else None
                 with torch.cuda.graph(learn_graph, stream=stream) if record else nullcontext():
-                    targets = b_rewards + args.gamma * target_network(b_next_obs).amax(1) * ~b_terminated
-                    q_values = q_network(b_obs).gather(1, b_actions[:, None]).squeeze(1)
+                    targets = b_rewards + args.gamma * target_network(b_stacks[:, 1:]).amax(1) * ~b_terminated
+                    q_values = q_network(b_stacks[:, :4]).gather(1, b_actions[:, None]).squeeze(1)
                     td_loss = (q_values - targets).square().mean()
                     optimizer.zero_grad()
                     td_loss.backward()
