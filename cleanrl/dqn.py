@@ -224,7 +224,6 @@ if __name__ == "__main__":
     # train, from new episodes also after a resume
     obs, _ = envs.reset(seed=int(np.random.SeedSequence((args.seed, global_step)).generate_state(1)[0]))
     is_first, is_last = np.array([[True], [False]]).repeat(args.num_envs, 1)  # whether obs starts, or ends, an episode
-    learn_from = args.learning_starts + (0 if buffer.count[0] else global_step)  # a buffer that was not kept fills again first
     due = lambda every: global_step // every - (global_step - args.num_envs) // every  # noqa: E731  times in the last step
     loop_start, start_step = time.time(), global_step
     progress = tqdm(initial=global_step, total=num_iterations * args.num_envs, unit="step", unit_scale=True)
@@ -251,7 +250,7 @@ if __name__ == "__main__":
         obs, is_first, is_last = next_obs, is_last, terminated | truncated  # after an end, a step only resets
 
         # learn [dqn 4]: a truncated episode is bootstrapped from its last observation, a terminated one is not
-        is_learning = global_step >= learn_from
+        is_learning = buffer.count[0] >= args.learning_starts  # a buffer that was not kept fills up again first
         for _ in range(due(args.train_frequency) if is_learning else 0):  # [dqn 5]
             b_obs, b_actions, b_rewards, b_next_obs, b_terminated = buffer.sample(args.batch_size, device)
             targets = b_rewards + args.gamma * target_network(b_next_obs).amax(1) * ~b_terminated

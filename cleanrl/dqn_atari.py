@@ -269,7 +269,6 @@ if __name__ == "__main__":
     # train, from new episodes also after a resume
     obs, _ = envs.reset(seed=int(np.random.SeedSequence((args.seed, global_step)).generate_state(1)[0] >> 2))  # 30 bits
     is_first, is_last = np.array([[True], [False]]).repeat(args.num_envs, 1)  # whether obs starts, or ends, an episode
-    learn_from = args.learning_starts + (0 if buffer.count[0] else global_step)  # a buffer that was not kept fills again first
     due = lambda every: global_step // every - (global_step - args.num_envs) // every  # noqa: E731  times in the last step
     optimizer.param_groups[0]["capturable"] = device.type == "cuda"  # also after a restore
     seen, batch, act_graph, learn_graph = torch.zeros(obs.shape, dtype=torch.uint8, device=device), None, None, None
@@ -280,7 +279,7 @@ if __name__ == "__main__":
         epsilon = np.interp(global_step, (0, args.exploration_fraction * args.total_timesteps), (args.start_e, args.end_e))
         chance, choice = torch.rand(2, args.num_envs).numpy()
         is_random, actions = chance < epsilon, (choice * action_space.n).astype(np.int64)
-        record = args.cuda_graphs and device.type == "cuda" and global_step > learn_from + args.train_frequency  # all is warm
+        record = args.cuda_graphs and device.type == "cuda" and batch is not None  # a first update warms up
         if not is_random.all():
             seen.copy_(torch.from_numpy(obs))
             if act_graph is None:
@@ -304,7 +303,7 @@ if __name__ == "__main__":
         obs, is_first, is_last = next_obs, is_last, terminated | truncated  # after an end, a step only resets
 
         # learn [dqn 4]: a truncated episode is bootstrapped from its last observation, a terminated one is not
-        is_learning = global_step >= learn_from
+        is_learning = buffer.count[0] >= args.learning_starts  # a buffer that was not kept fills up again first
         for _ in range(due(args.train_frequency) if is_learning else 0):  # [dqn 5]
             drawn = buffer.sample(args.batch_size)
             batch = [x.to(device) for x in drawn] if batch is None else [b.copy_(x) for b, x in zip(batch, drawn, strict=True)]
