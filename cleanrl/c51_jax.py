@@ -1,0 +1,348 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "flax>=0.12", "gymnasium[classic-control]>=1.2.1,<2", "gymnax>=1.0", "jax>=0.9", "moviepy>=2", "numpy>=2",
+#     "optax>=0.2.6", "six", "tensorboardX>=2.6", "tqdm>=4.67", "tyro>=1.0", "wandb>=0.22",
+# ]
+# ///
+"""Categorical DQN (C51), which learns distributions of returns, as one compiled program, for Box observations and discrete actions.
+
+    uv run cleanrl/c51_jax.py                                # CartPole-v1 to a return near 500
+    uv run cleanrl/c51_jax.py --env-id Breakout-MinAtar      # gymnax's environments are part of the program
+    uv run cleanrl/c51_jax.py --env-id LunarLander-v3        # Gymnasium's are called by it
+    uv run cleanrl/c51_jax.py --resume runs/<run>            # go on after an interruption
+    tensorboard --logdir runs
+
+Numbers in brackets, such as [c51 2], are the implementation details explained in docs/rl-algorithms/{c51,dqn}.md.
+"""
+
+import json
+import os
+import platform
+import subprocess
+import time
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.metadata import distributions
+from pathlib import Path
+
+import flax.linen as nn
+import gymnasium as gym
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import tyro
+from flax.serialization import from_state_dict, msgpack_restore, msgpack_serialize, to_state_dict
+from gymnax.wrappers.gym import GymnaxToGymWrapper
+from jax.experimental import io_callback
+from tensorboardX import SummaryWriter
+from tqdm import tqdm
+
+
+@dataclass
+class Args:
+    exp_name: str = Path(__file__).stem  # name of this experiment
+    seed: int = 1  # seed of the weights, the environments and every sampled number
+    cuda: bool = True  # use the GPU if there is one and the networks have enough to do to gain from it
+    track: bool = False  # also log to Weights & Biases
+    wandb_project_name: str = "cleanRL"  # project to log to
+    wandb_entity: str | None = None  # team to log to
+    capture_video: bool = False  # record videos of the first environment into the run's folder
+    resume: str | None = None  # folder of an interrupted run to go on with, its flags as they were
+    checkpoint_interval: int = 50_000  # environment steps between two checkpoints
+    checkpoint_buffer: bool = True  # keep the replay buffer with the checkpoint; without it, learning waits for a new one
+
+    env_id: str = "CartPole-v1"  # gymnax or Gymnasium id of the environment
+    gymnax: bool = True  # take gymnax's environment if it has one of that id, and no video is wanted: it can be compiled
+    total_timesteps: int = 500_000  # environment steps of the whole run
+    learning_rate: float = 2.5e-4  # learning rate
+    num_envs: int = 1  # environments stepped side by side
+    n_atoms: int = 101  # returns, evenly spaced, over which a distribution is learned
+    v_min: float = -100.0  # smallest of them
+    v_max: float = 100.0  # largest of them
+    buffer_size: int = 10_000  # steps that the replay buffer holds
+    gamma: float = 0.99  # discount factor
+    target_network_frequency: int = 500  # environment steps between two updates of the target network
+    batch_size: int = 128  # transitions per update
+    start_e: float = 1.0  # chance of a random action at the start
+    end_e: float = 0.05  # chance of a random action in the end
+    exploration_fraction: float = 0.5  # part of the run over which the chance falls from one to the other
+    learning_starts: int = 10_000  # environment steps before the first update
+    train_frequency: int = 10  # environment steps between two updates
+
+
+def make_envs(args, num_envs, render_mode=None, autoreset_mode=gym.vector.AutoresetMode.NEXT_STEP):
+    statistics = [gym.wrappers.RecordEpisodeStatistics]
+    if args.env_id in gymnax.registered_envs and args.env_id not in gym.registry:
+        return gym.vector.SyncVectorEnv([lambda: statistics[0](GymnaxToGymWrapper(*gymnax.make(args.env_id)))] * num_envs)
+    mode = {"autoreset_mode": autoreset_mode}
+    return gym.make_vec(args.env_id, num_envs, "sync", mode, statistics, render_mode=render_mode)
+
+
+def make_steps(args, envs):
+    """How the program resets and steps: reset(key) -> obs, state; step(key, state, actions) -> obs, state, rewards, ..."""
+    if args.gymnax:  # inside of it
+        env, params = gymnax.make(args.env_id)
+        split = lambda key: jax.random.split(key, args.num_envs)  # noqa: E731
+
+        def step(key, state, actions):
+            *answers, infos = jax.vmap(env.step, (0, 0, 0, None))(split(key), state, actions, params)
+            return *answers, infos["final_observation"]
+
+        return lambda key: jax.vmap(env.reset, (0, None))(split(key), params), step
+
+    def reset(key):
+        return jnp.asarray(envs.reset(seed=int(jax.random.bits(key) >> 1))[0], dtype=jnp.float32), ()
+
+    def step_outside(actions):
+        next_obs, rewards, terminated, truncated, _ = envs.step(np.asarray(actions) + envs.single_action_space.start)
+        is_over = terminated | truncated
+        obs = envs.reset(options={"reset_mask": is_over})[0] if is_over.any() else next_obs
+        return obs.astype(np.float32), rewards.astype(np.float32), terminated, truncated, next_obs.astype(np.float32)
+
+    def step(key, state, actions):
+        flags, rewards = np.zeros((2, args.num_envs), dtype=bool), np.zeros(args.num_envs, dtype=np.float32)
+        obs = np.zeros((args.num_envs, *envs.single_observation_space.shape), dtype=np.float32)
+        obs, *answers = io_callback(step_outside, (obs, rewards, *flags, obs), actions, ordered=True)
+        return obs, state, *answers
+
+    return reset, step
+
+
+class QNetwork(nn.Module):
+    num_actions: int
+    n_atoms: int
+
+    @nn.compact
+    def __call__(self, obs):
+        """The log-probabilities of the atoms, for each action."""
+        hidden = nn.relu(nn.Dense(120)(obs.reshape(len(obs), -1)))
+        hidden = nn.relu(nn.Dense(84)(hidden))
+        logits = nn.Dense(self.num_actions * self.n_atoms)(hidden)
+        return nn.log_softmax(logits.reshape(-1, self.num_actions, self.n_atoms))
+
+
+def project(pmfs, returns, atoms):
+    """Distributions over returns, moved to the atoms: each probability to the two beside it, most to the nearer [c51 2]."""
+    positions = (returns.clip(atoms[0], atoms[-1]) - atoms[0]) / (atoms[-1] - atoms[0]) * (len(atoms) - 1)
+    below = positions.astype(jnp.int32)
+    shares, above, index = positions - below, (below + 1).clip(max=len(atoms) - 1), jnp.arange(len(pmfs))[:, None]
+    return jnp.zeros_like(pmfs).at[index, below].add(pmfs * (1 - shares)).at[index, above].add(pmfs * shares)
+
+
+def load_policy(checkpoint, envs):
+    """The trained policy: a function from observations, and which of them end an episode, to actions."""
+    atoms, first_action = checkpoint["atoms"], envs.single_action_space.start
+    log_pmfs = partial(QNetwork(int(envs.single_action_space.n), len(atoms)).apply, checkpoint["params"])
+    best_actions = jax.jit(lambda obs: (jnp.exp(log_pmfs(obs.astype(jnp.float32))) * atoms).sum(-1).argmax(1))
+    jax.eval_shape(best_actions, np.zeros((1, *envs.single_observation_space.shape)))  # complains of weights that do not fit
+    return lambda obs, is_last: np.asarray(best_actions(obs)) + first_action
+
+
+def make_program(args, envs):
+    """The two functions of a run: init(key, step) -> run, all that changes while it goes on; iterate(run, _) -> run, logs."""
+    num_actions, rows = int(envs.single_action_space.n), args.buffer_size // args.num_envs
+    (reset, step), q_network = make_steps(args, envs), QNetwork(num_actions, args.n_atoms)
+    optimizer = optax.adam(args.learning_rate, eps=0.01 / args.batch_size)  # [c51 4]
+    atoms = jnp.linspace(args.v_min, args.v_max, args.n_atoms)  # [c51 1] returns, whose probabilities are learned
+
+    def init(key, global_step):
+        key, params_key, env_key = jax.random.split(key, 3)
+        obs, env_state = reset(jax.random.fold_in(env_key, global_step))
+        params, zeros, none = q_network.init(params_key, obs), jnp.zeros(args.num_envs), jnp.zeros((), dtype=jnp.int32)
+        transition = (obs, zeros.astype(jnp.int32), zeros, obs, zeros.astype(bool))
+        buffer = jax.tree.map(lambda x: jnp.zeros((rows, *x.shape), dtype=x.dtype), transition)  # [dqn 1]
+        run = dict(params=params, target_params=params, opt_state=optimizer.init(params), buffer=buffer, added=none, key=key)
+        run |= dict(env_state=env_state, obs=obs, episode_return=zeros, episode_length=zeros, global_step=none, atoms=atoms)
+        return jax.tree.map(jnp.copy, run)  # each array has its own memory, which the program can reuse
+
+    def act(run, _):
+        key, chance_key, choice_key, env_key = jax.random.split(run["key"], 4)
+        explored = jnp.minimum(1, run["global_step"] / (args.exploration_fraction * args.total_timesteps))
+        epsilon = args.start_e + explored * (args.end_e - args.start_e)  # [dqn 3]
+        is_random = jax.random.uniform(chance_key, args.num_envs) < epsilon
+        choices = jax.random.randint(choice_key, args.num_envs, 0, num_actions)
+        q_values = (jnp.exp(q_network.apply(run["params"], run["obs"])) * atoms).sum(-1)
+        actions = jnp.where(is_random, choices, q_values.argmax(1))
+        obs, env_state, rewards, terminated, truncated, next_obs = step(env_key, run["env_state"], actions)
+        row, transition = run["added"] // args.num_envs % rows, (run["obs"], actions, rewards, next_obs, terminated)
+        buffer = jax.tree.map(lambda column, x: column.at[row].set(x), run["buffer"], transition)
+        is_over, total, length = terminated | truncated, run["episode_return"] + rewards, run["episode_length"] + 1
+        run |= dict(env_state=env_state, obs=obs, episode_return=total * ~is_over, episode_length=length * ~is_over, key=key)
+        run |= dict(buffer=buffer, added=run["added"] + args.num_envs, global_step=run["global_step"] + args.num_envs)
+        return run, (is_over, total, length)
+
+    def learn(run, _):  # [dqn 4] a truncated episode is bootstrapped from its last observation, a terminated one is not
+        key, batch_key = jax.random.split(run["key"])
+        drawn = jax.random.randint(batch_key, args.batch_size, 0, jnp.minimum(run["added"], rows * args.num_envs))  # [dqn 2]
+        batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[drawn], run["buffer"])
+        b_obs, b_actions, b_rewards, b_next_obs, b_terminated = batch
+        next_pmfs, index = jnp.exp(q_network.apply(run["target_params"], b_next_obs)), jnp.arange(args.batch_size)
+        best_pmfs = next_pmfs[index, (next_pmfs * atoms).sum(-1).argmax(1)]
+        returns = b_rewards[:, None] + args.gamma * atoms * ~b_terminated[:, None]
+        target_pmfs = project(best_pmfs, returns, atoms)
+
+        def cross_entropy(params):  # [c51 3]
+            log_pmfs = q_network.apply(params, b_obs)[index, b_actions]
+            return -(target_pmfs * log_pmfs).sum(-1).mean(), (jnp.exp(log_pmfs) * atoms).sum(-1).mean()
+
+        losses, grads = jax.value_and_grad(cross_entropy, has_aux=True)(run["params"])
+        updates, opt_state = optimizer.update(grads, run["opt_state"])
+        return run | dict(params=optax.apply_updates(run["params"], updates), opt_state=opt_state, key=key), losses
+
+    def iterate(run, _):
+        step_before = run["global_step"]
+        run, episodes = jax.lax.scan(act, run, None, max(1, args.train_frequency // args.num_envs))
+        is_learning = run["added"] >= args.learning_starts  # a buffer that was not kept fills up again first
+        num_updates = max(1, args.num_envs // args.train_frequency)  # [dqn 5]
+        run, losses = jax.lax.cond(
+            is_learning,
+            lambda run: jax.lax.scan(learn, run, None, num_updates),
+            lambda run: (run, (jnp.zeros(num_updates), jnp.zeros(num_updates))),
+            run,
+        )
+        is_due = run["global_step"] // args.target_network_frequency > step_before // args.target_network_frequency
+        target_params = optax.incremental_update(run["params"], run["target_params"], 1.0 * (is_learning & is_due))  # [dqn 6]
+        return run | dict(target_params=target_params), (episodes, losses)
+
+    return init, iterate
+
+
+if __name__ == "__main__":
+    # check what was asked for before anything is written
+    args, start_time = tyro.cli(Args), time.time()
+    resume, asked_id = args.resume, args.env_id
+    if resume is not None:
+        if args != Args(resume=resume, env_id=asked_id):
+            raise SystemExit("--resume goes on with the run's own flags: give no others")
+        try:  # the folder may be a stranger's: it is only believed in what cannot do harm
+            about = json.loads(Path(resume, "run.json").read_text())
+            args = Args(**about["args"])
+            assert about["file"] == Path(__file__).name, f"it is a run of {about['file']}"
+            assert all(isinstance(value, Args.__annotations__[name]) for name, value in vars(args).items()), "wrong types"
+        except Exception as error:
+            raise SystemExit(f"cannot resume {resume}: {type(error).__name__}: {error}".splitlines()[0]) from None
+        if args.env_id != asked_id and (":" in args.env_id or asked_id != Args.env_id):  # an id may name a module to import
+            raise SystemExit(f"{resume} is a run on {args.env_id!r}: add --env-id with that id if you trust what it imports")
+    run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(start_time)}".translate(str.maketrans("/\\:", "---"))
+    run_folder = Path("runs", run_name) if resume is None else Path(resume).absolute()
+
+    # check that the numbers fit together and the file fits the environment
+    for rule in (
+        "num_envs > 0; 0 < batch_size < 2**24; train_frequency > 0; target_network_frequency > 0; checkpoint_interval > 0; "
+        "train_frequency % num_envs == 0 or num_envs % train_frequency == 0; learning_starts > 0; 0 <= gamma <= 1; "
+        "max(num_envs, train_frequency) <= total_timesteps < 2**31; num_envs <= buffer_size < 2**31; 0 < learning_rate < 1e9; "
+        "0 <= start_e <= 1; 0 <= end_e <= 1; 0 < exploration_fraction <= 1; 0 <= seed < 2**63; 1 < n_atoms < 2**20; "
+        "-1e9 < v_min < v_max < 1e9"
+    ).split("; "):
+        if not eval(rule, {}, vars(args)):
+            raise SystemExit(f"these flags do not fit: {rule} must hold")
+    try:
+        args.gymnax = args.gymnax and args.env_id in gymnax.registered_envs and not args.capture_video
+        disabled = gym.vector.AutoresetMode.DISABLED  # the program resets
+        envs = make_envs(args, args.num_envs, "rgb_array" if args.capture_video else None, disabled)
+    except Exception as error:
+        raise SystemExit(f"cannot make {args.env_id}: {type(error).__name__}: {error}".splitlines()[0]) from None
+    obs_space, action_space = envs.single_observation_space, envs.single_action_space
+    for need, is_met in {
+        "Box observations": isinstance(obs_space, gym.spaces.Box),
+        "Discrete actions": isinstance(action_space, gym.spaces.Discrete),
+        "rgb_array rendering for a video": not args.capture_video or "rgb_array" in envs.metadata.get("render_modes", ()),
+    }.items():
+        if not is_met:
+            raise SystemExit(f"{Path(__file__).name} needs {need}, which {args.env_id} does not have")
+
+    # seed, build, restore
+    inputs = args.batch_size * np.prod(obs_space.shape)  # numbers read at an update; a GPU pays only from many on
+    jax.config.update("jax_platforms", None if args.cuda and inputs >= 2**19 else "cpu")
+    num_iterations = args.total_timesteps // max(args.num_envs, args.train_frequency)
+    log_interval = max(n for n in range(1, 101) if num_iterations % n == 0)  # iterations in one call of the program
+    call_steps, global_step = log_interval * max(args.num_envs, args.train_frequency), 0
+    init, _ = make_program(args, envs)
+    run = init(jax.random.PRNGKey(args.seed), 0)
+    parts = set(run) - (set() if args.gymnax else {"env_state", "obs", "episode_return", "episode_length"})
+    parts -= set() if args.checkpoint_buffer else {"buffer", "added"}
+    if resume is not None and (run_folder / "checkpoint.msgpack").exists():
+        try:
+            checkpoint = msgpack_restore((run_folder / "checkpoint.msgpack").read_bytes())
+            global_step = int(checkpoint["global_step"])
+            assert global_step in range(0, args.total_timesteps + 1, call_steps), f"step {global_step} of another run"
+            run = init(jax.random.PRNGKey(args.seed), global_step)
+            restored = from_state_dict({name: run[name] for name in parts}, {name: checkpoint[name] for name in parts})
+            for old, new in zip(*map(jax.tree.leaves, ({name: run[name] for name in parts}, restored)), strict=True):
+                assert (old.shape, old.dtype) == (new.shape, new.dtype), "arrays of other shapes"
+            run |= jax.tree.map(jnp.asarray, restored)
+            assert int(run["added"]) in range(0, global_step + 1, args.num_envs), "a replay buffer of another run"
+        except Exception as error:
+            raise SystemExit(f"cannot resume {resume}: {type(error).__name__}: {error}".splitlines()[0]) from None
+
+    # open the logs
+    git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True, text=True)
+    about = {
+        "file": Path(__file__).name,
+        "args": asdict(args),
+        "tags": list(filter(None, os.environ.get("WANDB_TAGS", "").split(","))),
+        "start_time": start_time,
+        "commit": git.stdout.strip(),
+        "device": jax.devices()[0].device_kind if jax.default_backend() == "gpu" else platform.machine(),
+        "python": platform.python_version(),
+        "packages": {d.name: d.version for d in distributions()},
+    }
+    try:
+        if args.track:
+            import wandb
+
+            names = dict(project=args.wandb_project_name, entity=args.wandb_entity, name=run_folder.name, id=run_folder.name)
+            wandb.init(**names, config=asdict(args), resume="allow", sync_tensorboard=True, save_code=True)
+        if resume is None:  # the folder appears with run.json in it, or not at all
+            assert not run_folder.exists(), "there is such a run already"
+            os.makedirs(f"{run_folder}.tmp")
+            Path(f"{run_folder}.tmp", "run.json").write_text(json.dumps(about, indent=2))
+            os.rename(f"{run_folder}.tmp", run_folder)
+    except Exception as error:
+        raise SystemExit(f"cannot log to {run_folder}: {type(error).__name__}: {error}".splitlines()[0]) from None
+    print(f"run folder: {run_folder}")
+    writer = SummaryWriter(str(run_folder), purge_step=global_step + 1)  # hides what was logged after the checkpoint
+    videos, logged_videos = run_folder / "videos", set(run_folder.glob("videos/*.mp4"))
+    if args.capture_video:
+        envs = gym.wrappers.vector.RecordVideo(envs, str(videos), name_prefix=f"step-{global_step}", record_first_only=True)
+
+    # train, from new episodes also after a resume, unless gymnax's state was restored
+    _, iterate = make_program(args, envs)  # which may be recorded now
+    train = jax.jit(lambda run: jax.lax.scan(iterate, run, None, log_interval), donate_argnums=0)
+    loop_start, start_step = time.time(), global_step
+    progress = tqdm(initial=global_step, total=num_iterations // log_interval * call_steps, unit="step", unit_scale=True)
+    for iteration in range(global_step // call_steps, num_iterations // log_interval):
+        # act and learn, in one call of the program
+        run, ((is_over, returns, lengths), (losses, q_values)) = jax.block_until_ready(train(run))
+        is_over, returns, lengths = (np.asarray(x).reshape(-1) for x in (is_over, returns, lengths))
+        for i in np.flatnonzero(is_over):
+            writer.add_scalar("charts/episodic_return", returns[i], global_step + i + 1)
+            writer.add_scalar("charts/episodic_length", lengths[i], global_step + i + 1)
+            progress.set_postfix(episodic_return=f"{returns[i]:.1f}", refresh=False)
+        global_step += call_steps
+        progress.update(call_steps)
+
+        # log
+        if run["added"] >= args.learning_starts:
+            writer.add_scalar("charts/SPS", int((global_step - start_step) / (time.time() - loop_start)), global_step)
+            writer.add_scalar("losses/loss", losses[-1, -1], global_step)
+            writer.add_scalar("losses/q_values", q_values[-1, -1], global_step)
+            if args.track:
+                for video in set(videos.glob("*.mp4")) - logged_videos:
+                    wandb.log({"videos": wandb.Video(str(video)), "global_step": global_step})
+                    logged_videos.add(video)
+
+        # checkpoint
+        if global_step % args.checkpoint_interval < call_steps or iteration + 1 == num_iterations // log_interval:
+            checkpoint = jax.device_get(to_state_dict({name: run[name] for name in parts}))
+            writer.flush()  # the curves reach as far as the checkpoint
+            (run_folder / "checkpoint.tmp").unlink(missing_ok=True)  # never write through a stranger's link
+            (run_folder / "checkpoint.tmp").write_bytes(msgpack_serialize(checkpoint))
+            os.replace(run_folder / "checkpoint.tmp", run_folder / "checkpoint.msgpack")  # whole, or not at all
+
+    progress.close()
+    envs.close()
+    writer.close()
