@@ -57,7 +57,7 @@ class Args:
     total_timesteps: int = 10_000_000  # environment steps of the whole run
     learning_rate: float = 2.5e-4  # learning rate
     num_envs: int = 1  # environments stepped side by side
-    n_atoms: int = 51  # returns, evenly spaced, over which a distribution is learned
+    n_atoms: int = 51  # returns, evenly spaced, over which a distribution is agent
     v_min: float = -10.0  # smallest of them
     v_max: float = 10.0  # largest of them
     buffer_size: int = 1_000_000  # steps that the replay buffer holds
@@ -169,8 +169,8 @@ class ReplayBuffer:
 
 def load_policy(checkpoint, envs):
     """The trained policy: a function from observations, and which of them end an episode, to actions."""
-    atoms, first_action = checkpoint["atoms"], envs.single_action_space.start
-    log_pmfs = partial(QNetwork(int(envs.single_action_space.n), len(atoms)).apply, checkpoint["params"])
+    atoms, first_action = checkpoint["agent"]["atoms"], envs.single_action_space.start
+    log_pmfs = partial(QNetwork(int(envs.single_action_space.n), len(atoms)).apply, checkpoint["agent"]["params"])
     best_actions = jax.jit(lambda obs: (jnp.exp(log_pmfs(obs)) * atoms).sum(-1).argmax(1))
     jax.eval_shape(best_actions, np.zeros((1, *envs.single_observation_space.shape)))  # complains of weights that do not fit
     return lambda obs, is_last: np.asarray(best_actions(obs)) + first_action
@@ -221,23 +221,22 @@ if __name__ == "__main__":
     # seed, build, restore
     jax.config.update("jax_platforms", None if args.cuda else "cpu")
     num_iterations, global_step = args.total_timesteps // args.num_envs, 0
-    atoms = jnp.linspace(args.v_min, args.v_max, args.n_atoms)  # [c51 1] returns, whose probabilities are learned
+    atoms = jnp.linspace(args.v_min, args.v_max, args.n_atoms)  # [c51 1] returns, whose probabilities are agent
     q_network = QNetwork(int(action_space.n), args.n_atoms)
     optimizer = optax.adam(args.learning_rate, eps=0.01 / args.batch_size)  # [c51 4]
     params = q_network.init(jax.random.key(args.seed), np.zeros((1, *obs_space.shape), dtype=np.uint8))
-    learned = {"params": params, "target_params": jax.tree.map(jnp.copy, params), "opt_state": optimizer.init(params)}
-    learned["atoms"] = jnp.copy(atoms)
+    agent = dict(params=params, target_params=jax.tree.map(jnp.copy, params), opt_state=optimizer.init(params), atoms=atoms)
     buffer = ReplayBuffer(args.buffer_size, envs)
-    kept = {"buffer": buffer.columns, "added": buffer.count} if args.checkpoint_buffer else {}
+    kept = {"buffer": buffer.columns, "added": buffer.count} if args.checkpoint_buffer else {}  # by the checkpoint
     if resume is not None and (run_folder / "checkpoint.msgpack").exists():
         try:
             checkpoint = msgpack_restore((run_folder / "checkpoint.msgpack").read_bytes())
-            restored = from_state_dict(learned | kept, {name: checkpoint[name] for name in learned | kept})
-            for old, new in zip(*map(jax.tree.leaves, (learned | kept, restored)), strict=True):
+            parts = kept | {"agent": agent}
+            restored = from_state_dict(parts, {name: checkpoint[name] for name in parts})
+            for old, new in zip(jax.tree.leaves(parts), jax.tree.leaves(restored), strict=True):
                 assert (old.shape, old.dtype) == (new.shape, new.dtype), "arrays of other shapes"
-            learned = {name: jax.tree.map(jnp.asarray, restored[name]) for name in learned}
-            for old, new in zip(*map(jax.tree.leaves, (kept, {name: restored[name] for name in kept})), strict=True):
-                np.copyto(old, new)
+            agent = jax.tree.map(jnp.asarray, restored.pop("agent"))
+            jax.tree.map(np.copyto, kept, restored)
             global_step = int(checkpoint["global_step"])
             assert global_step in range(0, args.total_timesteps + 1, args.num_envs), f"step {global_step} of another run"
             assert buffer.count[0] in range(0, global_step + 1, args.num_envs), "a replay buffer of another run"
@@ -249,9 +248,9 @@ if __name__ == "__main__":
         return (jnp.exp(q_network.apply(params, obs)) * atoms).sum(-1).argmax(1)
 
     @partial(jax.jit, donate_argnums=0)
-    def learn(learned, b_stacks, b_actions, b_rewards, b_terminated):
+    def learn(agent, b_stacks, b_actions, b_rewards, b_terminated):
         """A truncated episode is bootstrapped from its last observation, a terminated one is not [dqn 4]."""
-        next_pmfs, index = jnp.exp(q_network.apply(learned["target_params"], b_stacks[:, 1:])), jnp.arange(args.batch_size)
+        next_pmfs, index = jnp.exp(q_network.apply(agent["target_params"], b_stacks[:, 1:])), jnp.arange(args.batch_size)
         best_pmfs = next_pmfs[index, (next_pmfs * atoms).sum(-1).argmax(1)]
         returns = b_rewards[:, None] + args.gamma * atoms * ~b_terminated[:, None]
         target_pmfs = project(best_pmfs, returns, atoms)
@@ -260,9 +259,9 @@ if __name__ == "__main__":
             log_pmfs = q_network.apply(params, b_stacks[:, :4])[index, b_actions]
             return -(target_pmfs * log_pmfs).sum(-1).mean(), (jnp.exp(log_pmfs) * atoms).sum(-1).mean()
 
-        losses, grads = jax.value_and_grad(cross_entropy, has_aux=True)(learned["params"])
-        updates, opt_state = optimizer.update(grads, learned["opt_state"])
-        return learned | dict(params=optax.apply_updates(learned["params"], updates), opt_state=opt_state), losses
+        losses, grads = jax.value_and_grad(cross_entropy, has_aux=True)(agent["params"])
+        updates, opt_state = optimizer.update(grads, agent["opt_state"])
+        return agent | dict(params=optax.apply_updates(agent["params"], updates), opt_state=opt_state), losses
 
     # open the logs
     git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True, text=True)
@@ -307,7 +306,7 @@ if __name__ == "__main__":
         rng = np.random.default_rng((args.seed, global_step))  # a new one each step, so that a resume has nothing to restore
         is_random, actions = rng.random(args.num_envs) < epsilon, rng.integers(action_space.n, size=args.num_envs)
         if not is_random.all():
-            actions = np.where(is_random, actions, np.asarray(best_actions(learned["params"], obs)))
+            actions = np.where(is_random, actions, np.asarray(best_actions(agent["params"], obs)))
         next_obs, rewards, terminated, truncated, infos = envs.step(actions + action_space.start)
         global_step += args.num_envs
         progress.update(args.num_envs)
@@ -324,9 +323,9 @@ if __name__ == "__main__":
         # learn
         is_learning = buffer.count[0] >= args.learning_starts  # a buffer that was not kept fills up again first
         for _ in range(due(args.train_frequency) if is_learning else 0):  # [dqn 5]
-            learned, (loss, q_values) = learn(learned, *buffer.sample(args.batch_size, rng))
+            agent, (loss, q_values) = learn(agent, *buffer.sample(args.batch_size, rng))
         if is_learning and due(args.target_network_frequency):  # [dqn 6]
-            learned |= dict(target_params=jax.tree.map(jnp.copy, learned["params"]))
+            agent |= dict(target_params=jax.tree.map(jnp.copy, agent["params"]))
 
         # log
         if is_learning and due(100 * args.train_frequency):
@@ -341,7 +340,7 @@ if __name__ == "__main__":
 
         # checkpoint
         if due(args.checkpoint_interval) or iteration + 1 == num_iterations:
-            checkpoint = to_state_dict(jax.device_get(learned) | kept | {"global_step": global_step})
+            checkpoint = to_state_dict(kept | {"agent": jax.device_get(agent), "global_step": global_step})
             writer.flush()  # the curves reach as far as the checkpoint
             (run_folder / "checkpoint.tmp").unlink(missing_ok=True)  # never write through a stranger's link
             (run_folder / "checkpoint.tmp").write_bytes(msgpack_serialize(checkpoint))

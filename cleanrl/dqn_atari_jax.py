@@ -157,7 +157,7 @@ class ReplayBuffer:
 def load_policy(checkpoint, envs):
     """The trained policy: a function from observations, and which of them end an episode, to actions."""
     q_network, first_action = QNetwork(int(envs.single_action_space.n)), envs.single_action_space.start
-    best_actions = jax.jit(lambda obs: q_network.apply(checkpoint["params"], obs).argmax(1))
+    best_actions = jax.jit(lambda obs: q_network.apply(checkpoint["agent"]["params"], obs).argmax(1))
     jax.eval_shape(best_actions, np.zeros((1, *envs.single_observation_space.shape)))  # complains of weights that do not fit
     return lambda obs, is_last: np.asarray(best_actions(obs)) + first_action
 
@@ -209,18 +209,18 @@ if __name__ == "__main__":
     num_iterations, global_step = args.total_timesteps // args.num_envs, 0
     q_network, optimizer = QNetwork(int(action_space.n)), optax.adam(args.learning_rate)
     params = q_network.init(jax.random.key(args.seed), np.zeros((1, *obs_space.shape), dtype=np.uint8))
-    learned = {"params": params, "target_params": jax.tree.map(jnp.copy, params), "opt_state": optimizer.init(params)}
+    agent = dict(params=params, target_params=jax.tree.map(jnp.copy, params), opt_state=optimizer.init(params))
     buffer = ReplayBuffer(args.buffer_size, envs)
-    kept = {"buffer": buffer.columns, "added": buffer.count} if args.checkpoint_buffer else {}
+    kept = {"buffer": buffer.columns, "added": buffer.count} if args.checkpoint_buffer else {}  # by the checkpoint
     if resume is not None and (run_folder / "checkpoint.msgpack").exists():
         try:
             checkpoint = msgpack_restore((run_folder / "checkpoint.msgpack").read_bytes())
-            restored = from_state_dict(learned | kept, {name: checkpoint[name] for name in learned | kept})
-            for old, new in zip(*map(jax.tree.leaves, (learned | kept, restored)), strict=True):
+            parts = kept | {"agent": agent}
+            restored = from_state_dict(parts, {name: checkpoint[name] for name in parts})
+            for old, new in zip(jax.tree.leaves(parts), jax.tree.leaves(restored), strict=True):
                 assert (old.shape, old.dtype) == (new.shape, new.dtype), "arrays of other shapes"
-            learned = {name: jax.tree.map(jnp.asarray, restored[name]) for name in learned}
-            for old, new in zip(*map(jax.tree.leaves, (kept, {name: restored[name] for name in kept})), strict=True):
-                np.copyto(old, new)
+            agent = jax.tree.map(jnp.asarray, restored.pop("agent"))
+            jax.tree.map(np.copyto, kept, restored)
             global_step = int(checkpoint["global_step"])
             assert global_step in range(0, args.total_timesteps + 1, args.num_envs), f"step {global_step} of another run"
             assert buffer.count[0] in range(0, global_step + 1, args.num_envs), "a replay buffer of another run"
@@ -232,18 +232,18 @@ if __name__ == "__main__":
         return q_network.apply(params, obs).argmax(1)
 
     @partial(jax.jit, donate_argnums=0)
-    def learn(learned, b_stacks, b_actions, b_rewards, b_terminated):
+    def learn(agent, b_stacks, b_actions, b_rewards, b_terminated):
         """A truncated episode is bootstrapped from its last observation, a terminated one is not [dqn 4]."""
-        next_q_values = q_network.apply(learned["target_params"], b_stacks[:, 1:]).max(1)
+        next_q_values = q_network.apply(agent["target_params"], b_stacks[:, 1:]).max(1)
         targets = b_rewards + args.gamma * next_q_values * ~b_terminated
 
         def td_loss(params):
             q_values = jnp.take_along_axis(q_network.apply(params, b_stacks[:, :4]), b_actions[:, None], 1).squeeze(1)
             return jnp.square(q_values - targets).mean(), q_values.mean()
 
-        losses, grads = jax.value_and_grad(td_loss, has_aux=True)(learned["params"])
-        updates, opt_state = optimizer.update(grads, learned["opt_state"])
-        return learned | dict(params=optax.apply_updates(learned["params"], updates), opt_state=opt_state), losses
+        losses, grads = jax.value_and_grad(td_loss, has_aux=True)(agent["params"])
+        updates, opt_state = optimizer.update(grads, agent["opt_state"])
+        return agent | dict(params=optax.apply_updates(agent["params"], updates), opt_state=opt_state), losses
 
     @partial(jax.jit, donate_argnums=1)
     def update_target(params, target_params):
@@ -292,7 +292,7 @@ if __name__ == "__main__":
         rng = np.random.default_rng((args.seed, global_step))  # a new one each step, so that a resume has nothing to restore
         is_random, actions = rng.random(args.num_envs) < epsilon, rng.integers(action_space.n, size=args.num_envs)
         if not is_random.all():
-            actions = np.where(is_random, actions, np.asarray(best_actions(learned["params"], obs)))
+            actions = np.where(is_random, actions, np.asarray(best_actions(agent["params"], obs)))
         next_obs, rewards, terminated, truncated, infos = envs.step(actions + action_space.start)
         global_step += args.num_envs
         progress.update(args.num_envs)
@@ -309,9 +309,9 @@ if __name__ == "__main__":
         # learn
         is_learning = buffer.count[0] >= args.learning_starts  # a buffer that was not kept fills up again first
         for _ in range(due(args.train_frequency) if is_learning else 0):  # [dqn 5]
-            learned, (td_loss, q_values) = learn(learned, *buffer.sample(args.batch_size, rng))
+            agent, (td_loss, q_values) = learn(agent, *buffer.sample(args.batch_size, rng))
         if is_learning and due(args.target_network_frequency):  # [dqn 6]
-            learned |= dict(target_params=update_target(learned["params"], learned["target_params"]))
+            agent |= dict(target_params=update_target(agent["params"], agent["target_params"]))
 
         # log
         if is_learning and due(100 * args.train_frequency):
@@ -326,7 +326,7 @@ if __name__ == "__main__":
 
         # checkpoint
         if due(args.checkpoint_interval) or iteration + 1 == num_iterations:
-            checkpoint = to_state_dict(jax.device_get(learned) | kept | {"global_step": global_step})
+            checkpoint = to_state_dict(kept | {"agent": jax.device_get(agent), "global_step": global_step})
             writer.flush()  # the curves reach as far as the checkpoint
             (run_folder / "checkpoint.tmp").unlink(missing_ok=True)  # never write through a stranger's link
             (run_folder / "checkpoint.tmp").write_bytes(msgpack_serialize(checkpoint))

@@ -9,7 +9,7 @@
 
     uv run cleanrl/dqn_jax.py                                # CartPole-v1 to a return near 500
     uv run cleanrl/dqn_jax.py --env-id Breakout-MinAtar      # gymnax's environments are part of the program
-    uv run cleanrl/dqn_jax.py --env-id LunarLander-v3        # Gymnasium's are called by it
+    uv run cleanrl/dqn_jax.py --no-gymnax                    # Gymnasium's are called by it
     uv run cleanrl/dqn_jax.py --resume runs/<run>            # go on after an interruption
     tensorboard --logdir runs
 
@@ -22,6 +22,7 @@ import platform
 import subprocess
 import time
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -79,19 +80,18 @@ def make_envs(args, num_envs, render_mode=None, autoreset_mode=gym.vector.Autore
 
 
 def make_steps(args, envs):
-    """How the program resets and steps: reset(key) -> obs, state; step(key, state, actions) -> obs, state, rewards, ..."""
+    """How the program resets and steps: reset(keys) -> obs, state; step(keys, state, actions) -> obs, state, rewards, ..."""
     if args.gymnax:  # inside of it
         env, params = gymnax.make(args.env_id)
-        split = lambda key: jax.random.split(key, args.num_envs)  # noqa: E731
 
-        def step(key, state, actions):
-            *answers, infos = jax.vmap(env.step, (0, 0, 0, None))(split(key), state, actions, params)
+        def step(keys, state, actions):
+            *answers, infos = jax.vmap(env.step, (0, 0, 0, None))(keys, state, actions, params)
             return *answers, infos["final_observation"]
 
-        return lambda key: jax.vmap(env.reset, (0, None))(split(key), params), step
+        return lambda keys: jax.vmap(env.reset, (0, None))(keys, params), step
 
-    def reset(key):
-        return jnp.asarray(envs.reset(seed=int(jax.random.bits(key) >> 1))[0], dtype=jnp.float32), ()
+    def reset(keys):
+        return jnp.asarray(envs.reset(seed=int(keys[0, 0] >> 1))[0], dtype=jnp.float32), ()
 
     def step_outside(actions):
         next_obs, rewards, terminated, truncated, _ = envs.step(np.asarray(actions) + envs.single_action_space.start)
@@ -99,7 +99,7 @@ def make_steps(args, envs):
         obs = envs.reset(options={"reset_mask": is_over})[0] if is_over.any() else next_obs
         return obs.astype(np.float32), rewards.astype(np.float32), terminated, truncated, next_obs.astype(np.float32)
 
-    def step(key, state, actions):
+    def step(keys, state, actions):
         flags, rewards = np.zeros((2, args.num_envs), dtype=bool), np.zeros(args.num_envs, dtype=np.float32)
         obs = np.zeros((args.num_envs, *envs.single_observation_space.shape), dtype=np.float32)
         obs, *answers = io_callback(step_outside, (obs, rewards, *flags, obs), actions, ordered=True)
@@ -121,71 +121,71 @@ class QNetwork(nn.Module):
 def load_policy(checkpoint, envs):
     """The trained policy: a function from observations, and which of them end an episode, to actions."""
     q_network, first_action = QNetwork(int(envs.single_action_space.n)), envs.single_action_space.start
-    best_actions = jax.jit(lambda obs: q_network.apply(checkpoint["params"], obs.astype(jnp.float32)).argmax(1))
+    best_actions = jax.jit(lambda obs: q_network.apply(checkpoint["agent"]["params"], obs.astype(jnp.float32)).argmax(1))
     jax.eval_shape(best_actions, np.zeros((1, *envs.single_observation_space.shape)))  # complains of weights that do not fit
     return lambda obs, is_last: np.asarray(best_actions(obs)) + first_action
 
 
 def make_program(args, envs):
     """The two functions of a run: init(key, step) -> run, all that changes while it goes on; iterate(run, _) -> run, logs."""
-    num_actions, rows = int(envs.single_action_space.n), args.buffer_size // args.num_envs
+    num_actions, rows, num_envs = int(envs.single_action_space.n), args.buffer_size // args.num_envs, args.num_envs
+    num_steps, num_updates = max(1, args.train_frequency // num_envs), max(1, num_envs // args.train_frequency)  # [dqn 5]
     (reset, step), q_network, optimizer = make_steps(args, envs), QNetwork(num_actions), optax.adam(args.learning_rate)
 
     def init(key, global_step):
         key, params_key, env_key = jax.random.split(key, 3)
-        obs, env_state = reset(jax.random.fold_in(env_key, global_step))
-        params, zeros, none = q_network.init(params_key, obs), jnp.zeros(args.num_envs), jnp.zeros((), dtype=jnp.int32)
+        obs, env_state = reset(jax.random.split(jax.random.fold_in(env_key, global_step), num_envs))
+        params, zeros, none = q_network.init(params_key, obs), jnp.zeros(num_envs), jnp.zeros((), dtype=jnp.int32)
+        agent = dict(params=params, target_params=params, opt_state=optimizer.init(params))
         transition = (obs, zeros.astype(jnp.int32), zeros, obs, zeros.astype(bool))
         buffer = jax.tree.map(lambda x: jnp.zeros((rows, *x.shape), dtype=x.dtype), transition)  # [dqn 1]
-        run = dict(params=params, target_params=params, opt_state=optimizer.init(params), buffer=buffer, added=none, key=key)
-        run |= dict(env_state=env_state, obs=obs, episode_return=zeros, episode_length=zeros, global_step=none)
+        world = dict(env_state=env_state, obs=obs, episode_return=zeros, episode_length=zeros)
+        run = dict(agent=agent, world=world, buffer=buffer, added=none, global_step=none, key=key)
         return jax.tree.map(jnp.copy, run)  # each array has its own memory, which the program can reuse
 
-    def act(run, _):
-        key, chance_key, choice_key, env_key = jax.random.split(run["key"], 4)
-        explored = jnp.minimum(1, run["global_step"] / (args.exploration_fraction * args.total_timesteps))
+    def act(params, state, drawn):
+        (world, buffer, added, global_step), (chances, choices, env_keys) = state, drawn
+        explored = jnp.minimum(1, global_step / (args.exploration_fraction * args.total_timesteps))
         epsilon = args.start_e + explored * (args.end_e - args.start_e)  # [dqn 3]
-        is_random = jax.random.uniform(chance_key, args.num_envs) < epsilon
-        choices = jax.random.randint(choice_key, args.num_envs, 0, num_actions)
-        actions = jnp.where(is_random, choices, q_network.apply(run["params"], run["obs"]).argmax(1))
-        obs, env_state, rewards, terminated, truncated, next_obs = step(env_key, run["env_state"], actions)
-        row, transition = run["added"] // args.num_envs % rows, (run["obs"], actions, rewards, next_obs, terminated)
-        buffer = jax.tree.map(lambda column, x: column.at[row].set(x), run["buffer"], transition)
-        is_over, total, length = terminated | truncated, run["episode_return"] + rewards, run["episode_length"] + 1
-        run |= dict(env_state=env_state, obs=obs, episode_return=total * ~is_over, episode_length=length * ~is_over, key=key)
-        run |= dict(buffer=buffer, added=run["added"] + args.num_envs, global_step=run["global_step"] + args.num_envs)
-        return run, (is_over, total, length)
+        actions = jnp.where(chances < epsilon, choices, q_network.apply(params, world["obs"]).argmax(1))
+        obs, env_state, rewards, terminated, truncated, next_obs = step(env_keys, world["env_state"], actions)
+        row, transition = added // num_envs % rows, (world["obs"], actions, rewards, next_obs, terminated)
+        buffer = jax.tree.map(lambda column, x: column.at[row].set(x), buffer, transition)
+        is_over, total, length = terminated | truncated, world["episode_return"] + rewards, world["episode_length"] + 1
+        world = dict(env_state=env_state, obs=obs, episode_return=total * ~is_over, episode_length=length * ~is_over)
+        return (world, buffer, added + num_envs, global_step + num_envs), (is_over, total, length)
 
-    def learn(run, _):  # [dqn 4] a truncated episode is bootstrapped from its last observation, a terminated one is not
-        key, batch_key = jax.random.split(run["key"])
-        drawn = jax.random.randint(batch_key, args.batch_size, 0, jnp.minimum(run["added"], rows * args.num_envs))  # [dqn 2]
-        batch = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[drawn], run["buffer"])
+    def learn(buffer, agent, drawn):  # [dqn 4] bootstrapped from the last observation where truncated, not where terminated
+        batch = jax.tree.map(lambda column: column.reshape(-1, *column.shape[2:])[drawn], buffer)
         b_obs, b_actions, b_rewards, b_next_obs, b_terminated = batch
-        targets = b_rewards + args.gamma * q_network.apply(run["target_params"], b_next_obs).max(1) * ~b_terminated
+        targets = b_rewards + args.gamma * q_network.apply(agent["target_params"], b_next_obs).max(1) * ~b_terminated
 
         def td_loss(params):
             q_values = jnp.take_along_axis(q_network.apply(params, b_obs), b_actions[:, None], 1).squeeze(1)
             return jnp.square(q_values - targets).mean(), q_values.mean()
 
-        losses, grads = jax.value_and_grad(td_loss, has_aux=True)(run["params"])
-        updates, opt_state = optimizer.update(grads, run["opt_state"])
-        return run | dict(params=optax.apply_updates(run["params"], updates), opt_state=opt_state, key=key), losses
+        losses, grads = jax.value_and_grad(td_loss, has_aux=True)(agent["params"])
+        updates, opt_state = optimizer.update(grads, agent["opt_state"])
+        return agent | dict(params=optax.apply_updates(agent["params"], updates), opt_state=opt_state), losses
 
     def iterate(run, _):
-        step_before = run["global_step"]
-        run, episodes = jax.lax.scan(act, run, None, max(1, args.train_frequency // args.num_envs))
-        is_learning = run["added"] >= args.learning_starts  # a buffer that was not kept fills up again first
-        num_updates = max(1, args.num_envs // args.train_frequency)  # [dqn 5]
-        run, losses = jax.lax.cond(
-            is_learning,
-            lambda run: jax.lax.scan(learn, run, None, num_updates),
-            lambda run: (run, (jnp.zeros(num_updates), jnp.zeros(num_updates))),
-            run,
-        )
-        is_due = run["global_step"] // args.target_network_frequency > step_before // args.target_network_frequency
-        tau = args.tau * (is_learning & is_due)  # [dqn 6]
-        target_params = optax.incremental_update(run["params"], run["target_params"], tau)
-        return run | dict(target_params=target_params), (episodes, losses)
+        agent, state = run["agent"], (run["world"], run["buffer"], run["added"], run["global_step"])
+        key, chance_key, choice_key, env_key, batch_key = jax.random.split(run["key"], 5)
+        chances = jax.random.uniform(chance_key, (num_steps, num_envs))
+        choices = jax.random.randint(choice_key, (num_steps, num_envs), 0, num_actions)
+        drawn = chances, choices, jax.random.split(env_key, (num_steps, num_envs))
+        (world, buffer, added, global_step), episodes = jax.lax.scan(partial(act, agent["params"]), state, drawn)
+
+        batches = jax.random.randint(
+            batch_key, (num_updates, args.batch_size), 0, jnp.minimum(added, rows * num_envs)
+        )  # [dqn 2]
+        is_learning = added >= args.learning_starts  # a buffer that was not kept fills up again first
+        skip = lambda agent, batches: (agent, (jnp.zeros(num_updates), jnp.zeros(num_updates)))  # noqa: E731
+        agent, losses = jax.lax.cond(is_learning, partial(jax.lax.scan, partial(learn, buffer)), skip, agent, batches)
+        is_due = is_learning & (global_step % args.target_network_frequency < num_steps * num_envs)
+        target_params = optax.incremental_update(agent["params"], agent["target_params"], args.tau * is_due)  # [dqn 6]
+        run = dict(world=world, buffer=buffer, added=added, global_step=global_step, key=key)
+        return run | dict(agent=agent | dict(target_params=target_params)), (episodes, losses)
 
     return init, iterate
 
@@ -241,8 +241,7 @@ if __name__ == "__main__":
     call_steps, global_step = log_interval * max(args.num_envs, args.train_frequency), 0
     init, _ = make_program(args, envs)
     run = init(jax.random.PRNGKey(args.seed), 0)
-    parts = set(run) - (set() if args.gymnax else {"env_state", "obs", "episode_return", "episode_length"})
-    parts -= set() if args.checkpoint_buffer else {"buffer", "added"}
+    parts = set(run) - (set() if args.gymnax else {"world"}) - (set() if args.checkpoint_buffer else {"buffer", "added"})
     if resume is not None and (run_folder / "checkpoint.msgpack").exists():
         try:
             checkpoint = msgpack_restore((run_folder / "checkpoint.msgpack").read_bytes())
