@@ -135,9 +135,7 @@ class ReplayBuffer:
         self.num_envs, self.size = envs.num_envs, size - size % envs.num_envs
         frame_shape = envs.single_observation_space.shape[1:]
         self.columns = {
-            "frames": np.zeros(
-                (self.size, *frame_shape), dtype=np.uint8
-            ),  # the newest of each stack: each is kept once [frames 1]
+            "frames": np.zeros((self.size, *frame_shape), dtype=np.uint8),  # each is kept once [frames 1]
             "is_shown": np.zeros((self.size, 4), dtype=bool),  # not the black before a game [frames 2]
             "is_first": np.zeros(self.size, dtype=bool),  # obs does not follow from the step before
             "actions": np.zeros(self.size, dtype=np.int32),
@@ -160,9 +158,7 @@ class ReplayBuffer:
             drawn = rng.integers(oldest, added - self.num_envs, 2 * batch_size) % self.size
             rows = np.append(rows, drawn[~is_first[(drawn + self.num_envs) % self.size]])
         rows = rows[:batch_size]
-        stacks = frames[
-            (rows[:, None] + self.num_envs * np.arange(-3, 2)) % self.size
-        ]  # what was seen, and the frame after it
+        stacks = frames[(rows[:, None] + self.num_envs * np.arange(-3, 2)) % self.size]  # and the frame after
         stacks[:, :4][~is_shown[rows]] = 0
         return stacks, actions[rows], rewards[rows], terminated[rows]
 
@@ -235,7 +231,7 @@ if __name__ == "__main__":
             restored = from_state_dict(parts, {name: checkpoint[name] for name in parts})
             for old, new in zip(jax.tree.leaves(parts), jax.tree.leaves(restored), strict=True):
                 assert (old.shape, old.dtype) == (new.shape, new.dtype), "arrays of other shapes"
-            agent = jax.tree.map(jnp.asarray, restored.pop("agent"))
+            agent = jax.tree.map(jnp.array, restored.pop("agent"))
             jax.tree.map(np.copyto, kept, restored)
             global_step = int(checkpoint["global_step"])
             assert global_step in range(0, args.total_timesteps + 1, args.num_envs), f"step {global_step} of another run"

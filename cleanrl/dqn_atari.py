@@ -147,9 +147,7 @@ class ReplayBuffer(nn.Module):
             drawn = torch.randint(oldest, added - self.num_envs, (2 * batch_size,)).numpy() % self.size
             rows = np.append(rows, drawn[~is_first[(drawn + self.num_envs) % self.size]])
         rows = rows[:batch_size]
-        stacks = frames[
-            (rows[:, None] + self.num_envs * np.arange(-3, 2)) % self.size
-        ]  # what was seen, and the frame after it
+        stacks = frames[(rows[:, None] + self.num_envs * np.arange(-3, 2)) % self.size]  # and the frame after
         stacks[:, :4][~is_shown[rows]] = 0
         return [torch.from_numpy(x) for x in (stacks, actions[rows], rewards[rows], terminated[rows])]
 

@@ -176,9 +176,8 @@ def make_program(args, envs):
         drawn = chances, choices, jax.random.split(env_key, (num_steps, num_envs))
         (world, buffer, added, global_step), episodes = jax.lax.scan(partial(act, agent["params"]), state, drawn)
 
-        batches = jax.random.randint(
-            batch_key, (num_updates, args.batch_size), 0, jnp.minimum(added, rows * num_envs)
-        )  # [dqn 2]
+        filled = jnp.minimum(added, rows * num_envs)
+        batches = jax.random.randint(batch_key, (num_updates, args.batch_size), 0, filled)  # [dqn 2]
         is_learning = added >= args.learning_starts  # a buffer that was not kept fills up again first
         skip = lambda agent, batches: (agent, (jnp.zeros(num_updates), jnp.zeros(num_updates)))  # noqa: E731
         agent, losses = jax.lax.cond(is_learning, partial(jax.lax.scan, partial(learn, buffer)), skip, agent, batches)
@@ -251,7 +250,7 @@ if __name__ == "__main__":
             restored = from_state_dict({name: run[name] for name in parts}, {name: checkpoint[name] for name in parts})
             for old, new in zip(*map(jax.tree.leaves, ({name: run[name] for name in parts}, restored)), strict=True):
                 assert (old.shape, old.dtype) == (new.shape, new.dtype), "arrays of other shapes"
-            run |= jax.tree.map(jnp.asarray, restored)
+            run |= jax.tree.map(jnp.array, restored)
             assert int(run["added"]) in range(0, global_step + 1, args.num_envs), "a replay buffer of another run"
         except Exception as error:
             raise SystemExit(f"cannot resume {resume}: {type(error).__name__}: {error}".splitlines()[0]) from None
