@@ -158,7 +158,7 @@ if __name__ == "__main__":
     # check that the numbers fit together and the file fits the environment
     for rule in (
         "num_envs > 0; 0 < batch_size < 2**24; train_frequency > 0; target_network_frequency > 0; checkpoint_interval > 0; "
-        "total_timesteps >= num_envs; learning_starts >= 2 * num_envs; 4 * num_envs <= buffer_size < 2**31; 0 <= gamma <= 1; "
+        "total_timesteps >= num_envs; learning_starts >= 4 * num_envs; 4 * num_envs <= buffer_size < 2**31; 0 <= gamma <= 1; "
         "0 <= start_e <= 1; 0 <= end_e <= 1; 0 < exploration_fraction <= 1; 0 < learning_rate < 1e9; "
         "1 < n_atoms < 2**20; -1e9 < v_min < v_max < 1e9; 0 <= seed < 2**63"
     ).split("; "):
@@ -206,7 +206,7 @@ if __name__ == "__main__":
             torch.cuda.set_rng_state_all(checkpoint["cuda_rng"][: torch.cuda.device_count()])
             global_step = int(checkpoint["global_step"])
             assert global_step in range(0, args.total_timesteps + 1, args.num_envs), f"step {global_step} of another run"
-            assert buffer.count[0] in range(0, global_step + 1, args.num_envs), "a replay buffer of another run"
+            assert int(buffer.count[0]) in range(0, global_step + 1, args.num_envs), "a replay buffer of another run"
         except Exception as error:
             raise SystemExit(f"cannot resume {resume}: {type(error).__name__}: {error}".splitlines()[0]) from None
 
@@ -291,10 +291,6 @@ if __name__ == "__main__":
             writer.add_scalar("charts/SPS", int((global_step - start_step) / (time.time() - loop_start)), global_step)
             writer.add_scalar("losses/loss", loss, global_step)
             writer.add_scalar("losses/q_values", (log_pmfs.exp() * atoms).sum(-1).mean(), global_step)
-            if args.track:
-                for video in set(videos.glob("*.mp4")) - logged_videos:
-                    wandb.log({"videos": wandb.Video(str(video)), "global_step": global_step})
-                    logged_videos.add(video)
 
         # checkpoint
         if due(args.checkpoint_interval) or iteration + 1 == num_iterations:
@@ -307,6 +303,9 @@ if __name__ == "__main__":
             (run_folder / "checkpoint.tmp").unlink(missing_ok=True)  # never write through a stranger's link
             torch.save(checkpoint, run_folder / "checkpoint.tmp")
             os.replace(run_folder / "checkpoint.tmp", run_folder / "checkpoint.pt")  # whole, or not at all
+            for video in set(videos.glob("*.mp4")) - logged_videos if args.track else ():
+                wandb.log({"videos": wandb.Video(str(video)), "global_step": global_step})
+                logged_videos.add(video)
 
     progress.close()
     envs.close()

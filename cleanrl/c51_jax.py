@@ -325,13 +325,11 @@ if __name__ == "__main__":
 
         # log
         if run["added"] >= args.learning_starts:
+            epsilon = np.interp(global_step, (0, args.exploration_fraction * args.total_timesteps), (args.start_e, args.end_e))
+            writer.add_scalar("charts/epsilon", epsilon, global_step)
             writer.add_scalar("charts/SPS", int((global_step - start_step) / (time.time() - loop_start)), global_step)
             writer.add_scalar("losses/loss", losses[-1, -1], global_step)
             writer.add_scalar("losses/q_values", q_values[-1, -1], global_step)
-            if args.track:
-                for video in set(videos.glob("*.mp4")) - logged_videos:
-                    wandb.log({"videos": wandb.Video(str(video)), "global_step": global_step})
-                    logged_videos.add(video)
 
         # checkpoint
         if global_step % args.checkpoint_interval < call_steps or iteration + 1 == num_iterations // log_interval:
@@ -340,6 +338,9 @@ if __name__ == "__main__":
             (run_folder / "checkpoint.tmp").unlink(missing_ok=True)  # never write through a stranger's link
             (run_folder / "checkpoint.tmp").write_bytes(msgpack_serialize(checkpoint))
             os.replace(run_folder / "checkpoint.tmp", run_folder / "checkpoint.msgpack")  # whole, or not at all
+            for video in set(videos.glob("*.mp4")) - logged_videos if args.track else ():
+                wandb.log({"videos": wandb.Video(str(video)), "global_step": global_step})
+                logged_videos.add(video)
 
     progress.close()
     envs.close()
