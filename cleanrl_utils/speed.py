@@ -25,7 +25,7 @@ import tyro
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 # algorithm: peer: its name, its program in cleanrl_utils/speed_peers, and the packages it runs on (where no version is
-# given, that of constraints.txt)
+# given, that of constraints.txt); or the name of another of our files, which runs as it is
 SB3 = "stable-baselines3==2.9.2 torch gymnasium numpy tensorboard"
 PEERS = {
     "ppo": {
@@ -33,6 +33,7 @@ PEERS = {
         "sbx": ("SBX", "sbx_ppo.py", "sbx-rl==0.28.0 jax jaxlib flax optax torch gymnasium numpy tensorboard"),
     },
     "dqn": {"sb3": ("Stable-Baselines3", "sb3_dqn.py", SB3)},
+    "dqn_jax": {"dqn": ("cleanrl/dqn.py", "dqn", "")},
     "ppo_continuous_action": {"sb3": ("Stable-Baselines3", "sb3_ppo.py", SB3 + " mujoco imageio")},
 }
 WARM_UP = 0.2  # share of the steps that does not count
@@ -77,6 +78,7 @@ def run(program, command, folder):
 
 
 def run_ours(file, flags, folder):
+    Path(folder).mkdir(exist_ok=True)
     run("ours", [sys.executable, file, *flags], folder)
     (run_folder,) = Path(folder, "runs").iterdir()
     about = json.loads((run_folder / "run.json").read_text())
@@ -126,12 +128,17 @@ def main(args):
     rounds, versions = [], {}
     for seed in range(1, args.rounds + 1):
         with tempfile.TemporaryDirectory() as folder:  # so that no run folder lands where the user is
-            about, marks = run_ours(file, ["--seed", seed, "--total-timesteps", args.total_timesteps], folder)
+            flags = ["--seed", seed, "--total-timesteps", args.total_timesteps]
+            about, marks = run_ours(file, flags, folder)
             settings = json.dumps(about["args"])
             figures, versions["ours"] = {"ours": measure(marks)}, about["packages"]
             for peer in peers:
                 uv_run = [uv, "run", "--quiet", "--no-project", "--isolated", "--python", sys.executable]
                 _, program, packages = all_peers[peer]
+                if not program.endswith(".py"):
+                    _, marks = run_ours(file.with_stem(program), flags, Path(folder, peer))
+                    figures[peer] = measure(marks)
+                    continue
                 command = [*uv_run, *with_packages(packages), "python", PROGRAMS / program, settings]
                 printed = json.loads(run(peer, command, folder))
                 figures[peer], versions[peer] = measure(printed["marks"]), printed["versions"]

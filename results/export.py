@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 HERE = Path(__file__).parent
 
 
-PACKAGES = ("gymnasium", "numpy", "torch", "mujoco", "ale-py", "envpool")
+PACKAGES = ("gymnasium", "numpy", "torch", "mujoco", "ale-py", "envpool", "jax", "flax", "optax", "gymnax")
 
 
 def export(algorithm, runs, partial=False):
@@ -36,9 +36,10 @@ def export(algorithm, runs, partial=False):
     for name, folder in folders.items():
         about = json.loads((folder / "run.json").read_text())
         events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
-        steps = events.Scalars("losses/value_loss")[-1].step
-        is_short = steps + about["args"]["num_envs"] * about["args"]["num_steps"] <= about["args"]["total_timesteps"]
-        if not partial and (is_short or not (folder / "checkpoint.pt").exists()):
+        steps, flags = events.Scalars("charts/SPS")[-1].step, about["args"]
+        between_logs = flags["num_envs"] * flags["num_steps"] if "num_steps" in flags else 100 * flags["train_frequency"]
+        is_short = steps + between_logs <= flags["total_timesteps"]
+        if not partial and (is_short or not list(folder.glob("checkpoint.*"))):
             raise SystemExit(f"{folder} is not finished: it stands at step {steps}")
         with (HERE / algorithm / f"{name}.csv").open("w", newline="") as file:
             rows = csv.writer(file)

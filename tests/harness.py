@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import gymnasium as gym
+import numpy as np
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -70,13 +71,27 @@ def scalars(run):
     return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
+def read_checkpoint(run):
+    if (run / "checkpoint.msgpack").exists():
+        from flax.serialization import msgpack_restore
+
+        return msgpack_restore((run / "checkpoint.msgpack").read_bytes())
+    return torch.load(run / "checkpoint.pt", weights_only=True)
+
+
 def weights(run):
-    return torch.load(run / "checkpoint.pt", weights_only=True)["agent"]
+    """What acts: PPO's agent, or the network of a value learner."""
+    checkpoint = read_checkpoint(run)
+    return next(checkpoint[name] for name in ("agent", "q_network", "params") if name in checkpoint)
 
 
 def same(a, b):
-    """Whether two checkpoints' worth of tensors are equal bit for bit."""
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+    """Whether two checkpoints, or parts of them, are equal bit for bit."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[name], b[name]) for name in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return np.array_equal(a, b)
 
 
 def about(run):

@@ -2,7 +2,7 @@
 
 Each is registered under Probe/<class name>-v0; importing this module is enough, and so is the id tests.probes:Probe/...-v0.
 Those with two actions come in two more forms: ContinuousProbe/... takes a number, whose sign is the action, and ImageProbe/...
-shows its observation as Atari games do, in images of 84 x 84, through Gymnasium's and through EnvPool's interface.
+shows its observation as Atari games do, in stacks of images of 84 x 84, through Gymnasium's and through EnvPool's interface.
 """
 
 from functools import partial
@@ -96,6 +96,23 @@ class TwoEnds(ValueFromObs):
     def step(self, action):
         before = self.obs
         return before, 1.0, bool(before[0] < 0), bool(before[0] > 0), {}
+
+
+class LateEnds(ValueFromObs):
+    """TwoEnds for who sees the last four observations, -0.5 or 0.5: reward 1, and only the fourth step ends the episode, by
+    termination (value 1) or by a cut, at which they look as they do before that step and so are worth 1 / (1 - gamma)."""
+
+    length = 4
+
+    def observe(self):
+        return super().observe() / 2 if self.t == 0 else self.obs
+
+    def reward(self, action):
+        return 1.0
+
+    def step(self, action):
+        obs, reward, over, _, _ = super().step(action)
+        return obs, reward, bool(over and obs[0] < 0), bool(over and obs[0] > 0), {}
 
 
 class RandomEnds(Probe):
@@ -348,32 +365,38 @@ class Continuous(gym.Wrapper):
 
 
 class Image(gym.Wrapper):
-    """A probe whose numbers, between -1 and 1, are the brightness of stripes in an image, and which counts lives."""
+    """A probe whose numbers, between -1 and 1, are the brightness of stripes in the newest of several images, and which counts
+    lives. The older images are those of the steps before; before a game's first they are black, or that one again."""
 
-    def __init__(self, env, stack_num):
+    def __init__(self, env, stack_num, repeat_first):
         super().__init__(env)
         self.observation_space = gym.spaces.Box(0, 255, (stack_num, 84, 84), np.uint8)
+        self.repeat_first = repeat_first
 
     def draw(self, obs):
         stripes = np.repeat(127.5 * (1 + np.atleast_1d(obs)), 84 // np.size(obs)).astype(np.uint8)
-        return np.broadcast_to(stripes[:, None], self.observation_space.shape)
+        return np.broadcast_to(stripes[:, None], (1, 84, 84))
 
     def reset(self, **kwargs):
         obs, _ = self.env.reset(**kwargs)
-        return self.draw(obs), {"lives": getattr(self.env, "lives", 0)}
+        first = self.draw(obs)
+        older = first if self.repeat_first else np.zeros_like(first)
+        self.images = np.concatenate([older] * (len(self.observation_space.high) - 1) + [first])
+        return self.images, {"lives": getattr(self.env, "lives", 0)}
 
     def step(self, action):
         obs, reward, terminated, truncated, _ = self.env.step(action)
-        return self.draw(obs), reward, terminated, truncated, {"lives": getattr(self.env, "lives", 0)}
+        self.images = np.concatenate([self.images[1:], self.draw(obs)])
+        return self.images, reward, terminated, truncated, {"lives": getattr(self.env, "lives", 0)}
 
 
 class ImageProbes(gym.vector.SyncVectorEnv):
     """Several of them as ale_py's vector environment makes them, whose flags they take and ignore."""
 
-    def __init__(self, probe, num_envs, stack_num=4, **protocol):
+    def __init__(self, probe, num_envs, stack_num=4, repeat_first=False, **protocol):
         from ale_py import Action
 
-        super().__init__([lambda: Image(probe(), stack_num)] * num_envs)
+        super().__init__([lambda: Image(probe(), stack_num, repeat_first)] * num_envs)
         self.ale = SimpleNamespace(get_action_set=lambda: [Action.NOOP, Action.FIRE])
 
 
@@ -381,7 +404,7 @@ class PoolOfProbes(ImageProbes):
     """Several of them as EnvPool makes them: tests.harness has EnvPool make these where an id begins with ImageProbe/."""
 
     def __init__(self, probe, num_envs, seed, **settings):
-        super().__init__(probe, num_envs)
+        super().__init__(probe, num_envs, repeat_first=True)
         self.pool_seed, self.elapsed_step, self.is_over = seed, np.zeros(num_envs, np.int32), np.zeros(num_envs, bool)
 
     def reset(self, *, seed=None, options=None):

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -17,10 +18,15 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tqdm import tqdm
 
-from tests.harness import FILES, PPO, about, only_run, probe, same, scalars, train, weights
+from tests.harness import FILES, PPO, about, only_run, probe, read_checkpoint, same, scalars, train, weights
 
+TORCH = [stem for stem in FILES if "_jax" not in stem]  # how the others resume is tested in their own files
+LOSSES = {"dqn": "losses/td_loss", "c51": "losses/loss", "ppo": "losses/value_loss", "rpo": "losses/value_loss"}
 SMALL = ("--num-envs", 2, "--num-minibatches", 2, "--update-epochs", 2, "--checkpoint-interval", 1)
+SMALL_VALUE = ("--num-envs", 2, "--learning-starts", 10, "--train-frequency", 4, "--batch-size", 2, "--buffer-size", 64)
+SMALL_VALUE = (*SMALL_VALUE, "--target-network-frequency", 14, "--checkpoint-buffer")
 needs_fork = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 
 
@@ -29,9 +35,16 @@ def files(*stems):
     return pytest.mark.parametrize("file", [FILES[stem] for stem in stems], ids=stems)
 
 
-@pytest.fixture(params=FILES.values(), ids=FILES)
+@pytest.fixture(params=[*TORCH, "dqn_jax", "dqn_atari_jax"])  # the other JAX files take long to compile the same code
 def file(request):
-    return request.param
+    return FILES[request.param]
+
+
+def learns_values(file):
+    return file.stem[:3] in ("dqn", "c51")
+
+
+VALUE_LEARNERS = [stem for stem in TORCH if learns_values(FILES[stem])]
 
 
 def iteration(file):
@@ -40,8 +53,21 @@ def iteration(file):
 
 
 def small(file, *flags):
+    if learns_values(file):
+        return (*SMALL_VALUE, "--checkpoint-interval", iteration(file), *flags)
     quick = ("--env-id", "Pendulum-v1") if "_continuous" in file.stem else ()  # MuJoCo's videos need OpenGL
     return (*quick, *SMALL, "--num-steps", iteration(file) // 2, *flags)
+
+
+def with_curves(file, *flags):
+    """The same with losses that are logged soon: value learners log every hundredth update."""
+    return small(file, *(("--train-frequency", 1) if learns_values(file) else ()), *flags)
+
+
+def logged_steps(file, total):
+    """The steps at which those are logged."""
+    every = 100 if learns_values(file) else iteration(file)
+    return list(range(every, total + 1, every))
 
 
 def refuse(file, folder, *flags):
@@ -100,6 +126,72 @@ def test_bad_commands_get_one_line(tmp_path, flags, words):
     if "--exp-name" in flags:  # only the attempt itself can tell: it may leave the empty folder runs
         (tmp_path / "runs").mkdir()
     assert words in refuse(PPO, tmp_path, *flags)
+
+
+VALUE_REFUSALS = [
+    (("--num-envs", 0), "num_envs > 0 must hold"),
+    (("--batch-size", 0), "0 < batch_size < 2**24 must hold"),
+    (("--batch-size", 2**24), "0 < batch_size < 2**24 must hold"),
+    (("--train-frequency", 0), "train_frequency > 0 must hold"),
+    (("--target-network-frequency", -1), "target_network_frequency > 0 must hold"),
+    (("--checkpoint-interval", 0), "checkpoint_interval > 0 must hold"),
+    (("--total-timesteps", 0), "total_timesteps >= num_envs must hold"),
+    (("--num-envs", 8, "--total-timesteps", 7), "total_timesteps >= num_envs must hold"),
+    (("--learning-starts", 3), "learning_starts >= 4 * num_envs must hold"),
+    (("--num-envs", 8, "--learning-starts", 31), "learning_starts >= 4 * num_envs must hold"),
+    (("--buffer-size", 3), "4 * num_envs <= buffer_size < 2**31 must hold"),
+    (("--num-envs", 8, "--buffer-size", 31), "4 * num_envs <= buffer_size < 2**31 must hold"),
+    (("--buffer-size", 2**31), "4 * num_envs <= buffer_size < 2**31 must hold"),
+    (("--gamma", 1.1), "0 <= gamma <= 1 must hold"),
+    (("--gamma", "nan"), "0 <= gamma <= 1 must hold"),
+    (("--start-e", 1.1), "0 <= start_e <= 1 must hold"),
+    (("--end-e", -0.1), "0 <= end_e <= 1 must hold"),
+    (("--exploration-fraction", 0), "0 < exploration_fraction <= 1 must hold"),
+    (("--exploration-fraction", 1.1), "0 < exploration_fraction <= 1 must hold"),
+    (("--learning-rate", 0), "0 < learning_rate < 1e9 must hold"),
+    (("--learning-rate", "inf"), "0 < learning_rate < 1e9 must hold"),
+    (("--seed", -1), "0 <= seed < 2**63 must hold"),
+    (("--seed", 2**63), "0 <= seed < 2**63 must hold"),
+    (("--env-id", "NoSuchEnv-v0"), "cannot make NoSuchEnv-v0"),
+    (("--env-id", "no_such_module:Env-v0"), "no_such_module"),
+    (("--env-id", "Pendulum-v1"), "needs Discrete actions, which Pendulum-v1"),
+    (("--env-id", "FrozenLake-v1"), "needs Box observations, which FrozenLake-v1"),
+    (("--env-id", "Probe/DictObs-v0"), "needs Box observations"),
+    (("--env-id", "Probe/MultiDiscreteActions-v0"), "needs Discrete actions"),
+    (("--env-id", "Probe/SameStep-v0"), "cannot make Probe/SameStep-v0"),
+    (("--env-id", "Probe/ConstantValue-v0", "--capture-video"), "rgb_array"),
+    (("--resume", "nowhere"), "cannot resume nowhere"),
+    (("--resume", "nowhere", "--no-checkpoint-buffer"), "give no others"),
+]
+DQN_REFUSALS = [(("--tau", -0.1), "0 <= tau <= 1 must hold"), (("--tau", "nan"), "0 <= tau <= 1 must hold")]
+JAX_REFUSALS = [
+    (("--num-envs", 4), "train_frequency % num_envs == 0 or num_envs % train_frequency == 0 must hold"),
+    (("--total-timesteps", 9), "max(num_envs, train_frequency) <= total_timesteps < 2**31 must hold"),
+    (("--total-timesteps", 2**31), "max(num_envs, train_frequency) <= total_timesteps < 2**31 must hold"),
+    (("--num-envs", 20, "--buffer-size", 19), "num_envs <= buffer_size < 2**31 must hold"),
+    (("--learning-starts", 0), "learning_starts > 0 must hold"),
+]
+JAX_REFUSALS += [
+    refusal for refusal in VALUE_REFUSALS if not {*refusal[0]} & {"--total-timesteps", "--learning-starts", "--buffer-size"}
+]
+C51_REFUSALS = [
+    (("--n-atoms", 1), "1 < n_atoms < 2**20 must hold"),
+    (("--n-atoms", 2**20), "1 < n_atoms < 2**20 must hold"),
+    (("--v-min", 100), "-1e9 < v_min < v_max < 1e9 must hold"),
+    (("--v-max", "inf"), "-1e9 < v_min < v_max < 1e9 must hold"),
+    (("--v-min", "nan"), "-1e9 < v_min < v_max < 1e9 must hold"),
+]
+
+
+@pytest.mark.parametrize(
+    ("stem", "flags", "words"),
+    [("dqn", *refusal) for refusal in VALUE_REFUSALS + DQN_REFUSALS]
+    + [("c51", *refusal) for refusal in VALUE_REFUSALS + C51_REFUSALS]
+    + [("dqn_jax", *refusal) for refusal in JAX_REFUSALS + DQN_REFUSALS]
+    + [("c51_jax", *refusal) for refusal in C51_REFUSALS],
+)
+def test_bad_commands_of_value_learners_get_one_line(tmp_path, stem, flags, words):
+    assert words in refuse(FILES[stem], tmp_path, *flags)
 
 
 @pytest.mark.parametrize(
@@ -163,19 +255,44 @@ FLAGS = {
     **dict.fromkeys(["env-id", "exp-name", "resume", "wandb-entity"], TEXTS),
     **{flag: [None, "1", "x"] for flag in ("cuda", "torch-deterministic", "anneal-lr", "norm-adv", "clip-vloss")},
 }
+VALUE_FLAGS = {
+    **dict.fromkeys(["learning-rate", "gamma", "tau", "batch-size", "start-e", "end-e", "exploration-fraction"], NUMBERS),
+    **dict.fromkeys(["target-network-frequency", "train-frequency", "seed", "checkpoint-interval"], NUMBERS),
+    **dict.fromkeys(["num-envs", "total-timesteps", "learning-starts", "buffer-size"], NUMBERS),
+    **dict.fromkeys(["env-id", "exp-name", "resume", "wandb-entity"], TEXTS),
+    **{flag: [None, "1", "x"] for flag in ("cuda", "torch-deterministic", "checkpoint-buffer", "no-checkpoint-buffer")},
+}
+
+
+def commands(flags):
+    """Lists of flags, each with one of the values that are to be tried for it."""
+    pair = st.sampled_from(sorted(flags)).flatmap(lambda f: st.tuples(st.just(f), st.sampled_from(flags[f])))
+    return st.lists(pair, min_size=1)
+
+
+fuzz = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @files("ppo", "ppo_continuous_lstm")
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.lists(st.sampled_from(sorted(FLAGS)).flatmap(lambda f: st.tuples(st.just(f), st.sampled_from(FLAGS[f]))), min_size=1)
-)
+@fuzz
+@given(commands(FLAGS))
 def test_fuzzed_commands(file, tmp_path, pairs):
+    finish_or_refuse(file, tmp_path, ("--total-timesteps", 64, "--num-envs", 2, "--num-steps", 16), pairs)
+
+
+@files("dqn")
+@fuzz
+@given(commands(VALUE_FLAGS))
+def test_fuzzed_commands_of_value_learners(file, tmp_path, pairs):
+    finish_or_refuse(file, tmp_path, ("--total-timesteps", 64, *SMALL_VALUE), pairs)
+
+
+def finish_or_refuse(file, tmp_path, start, pairs):
     """Whatever is asked: a finished run, or a refusal that leaves nothing behind. Never a traceback."""
     shutil.rmtree(tmp_path)
     flags = [word for flag, value in pairs for word in (f"--{flag}", value) if word is not None]
     try:
-        train(file, tmp_path, "--total-timesteps", 64, "--num-envs", 2, "--num-steps", 16, *flags)
+        train(file, tmp_path, *start, *flags)
     except SystemExit as refusal:
         assert refusal.code == 2 or (isinstance(refusal.code, str) and "\n" not in refusal.code)
         assert list(tmp_path.iterdir()) == []
@@ -211,19 +328,25 @@ def test_run_folder(file, tmp_path, monkeypatch):
     assert told["python"].startswith(f"{sys.version_info.major}.{sys.version_info.minor}") and told["device"]
     assert abs(told["start_time"] - time.time()) < 600 and re.fullmatch(r"[0-9a-f]{40}|", told["commit"])
     assert sorted(re.sub(r"tfevents.*", "tfevents", path.name) for path in run.iterdir()) == [
-        "checkpoint.pt",
+        "checkpoint.msgpack" if "_jax" in file.stem else "checkpoint.pt",
         "events.out.tfevents",
         "run.json",
     ]
 
 
 def test_no_episode_is_lost(file, tmp_path):
-    """All environments of MarkedLast end together, every 4 steps (3 and the reset), each at a step of its own."""
-    flags = small(file, "--num-envs", 5, "--num-steps", 10, "--num-minibatches", 1, "--total-timesteps", 100)
+    """All environments of MarkedLast end together, each at a step of its own: after 3 steps and, if it takes one, the reset."""
+    flags = ("--num-envs", 5, "--total-timesteps", 100, "--env-id", probe(file, "MarkedLast"))
+    rollout = (
+        ("--train-frequency", 5, "--learning-starts", 20)
+        if learns_values(file)
+        else ("--num-steps", 10, "--num-minibatches", 1)
+    )
     pools = ("--num-pools", 1) if "envpool" in file.stem else ()
-    train(file, tmp_path, *flags, "--env-id", probe(file, "MarkedLast"), *pools)
+    train(file, tmp_path, *small(file, *flags, *rollout, *pools))
     logged = scalars(only_run(tmp_path))
-    steps = [(t - 1) * 5 + env + 1 for t in (3, 7, 11, 15, 19) for env in range(5)]
+    ends = (3, 6, 9, 12, 15, 18) if file.stem in ("dqn_jax", "c51_jax") else (3, 7, 11, 15, 19)
+    steps = [(t - 1) * 5 + env + 1 for t in ends for env in range(5)]
     assert logged["charts/episodic_return"] == [(step, 3.0) for step in steps]
     assert logged["charts/episodic_length"] == [(step, 3.0) for step in steps]
 
@@ -239,58 +362,103 @@ def test_progress_bar_shows_return_and_speed(file, tmp_path, capfd):
 # checkpoints and resume
 
 
-def interrupted(file, folder, flags, after):
-    """A run that was stopped in the middle of the iteration after its first `after` checkpoints."""
+def interrupted(file, folder, flags, after, interval=None, **hooks):
+    """A run that was stopped half-way to the next after its first `after` checkpoints."""
+    update, stop_at = tqdm.update, (after + 0.5) * (interval or iteration(file))
 
-    def stop(names):
-        if names["global_step"] > after * iteration(file):
+    def stop(progress, steps):
+        update(progress, steps)
+        if progress.n > stop_at:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        train(file, folder, *flags, on_update=stop)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(tqdm, "update", stop)
+        train(file, folder, *flags, **hooks)
     return only_run(folder)
 
 
+@files(*TORCH)
 def test_resume_changes_nothing_but_the_episodes(file, tmp_path):
-    """Where there is nothing to an episode, a resumed run is the uninterrupted one, bit for bit."""
-    flags = small(file, "--total-timesteps", 8 * iteration(file), "--env-id", probe(file, "ConstantValue"))
+    """Where there is nothing to an episode, and checkpoints fall between two, a resumed run is the uninterrupted one."""
+    flags = small(file, "--total-timesteps", 8 * iteration(file), "--env-id", probe(file, "TruncatedEveryStep"))
     train(file, tmp_path / "whole", *flags)
     run = interrupted(file, tmp_path / "cut", flags, after=3)
-    assert torch.load(run / "checkpoint.pt", weights_only=True)["global_step"] == 3 * iteration(file)
+    assert step_of(run) == 3 * iteration(file)
     train(file, tmp_path / "cut", "--resume", run)
-    whole, cut = (torch.load(r / "checkpoint.pt", weights_only=True) for r in (only_run(tmp_path / "whole"), run))
+    whole, cut = map(read_checkpoint, (only_run(tmp_path / "whole"), run))
     for checkpoint in (whole, cut):  # a resumed run has seen one first observation more of each environment
-        checkpoint["agent"].pop("obs_moments.count", None)
-    assert same(whole["agent"], cut["agent"]) and torch.equal(whole["rng"], cut["rng"])
-    assert str(whole["optimizer"]) == str(cut["optimizer"]) and whole["global_step"] == cut["global_step"] == 8 * iteration(
-        file
-    )
+        checkpoint.get("agent", {}).pop("obs_moments.count", None)
+    assert whole.keys() == cut.keys() and step_of(run) == 8 * iteration(file)
+    assert {name: same(whole[name], cut[name]) for name in whole} == dict.fromkeys(whole, True)
 
 
+@files(*TORCH)
 def test_curves_and_schedules_continue(file, tmp_path):
-    flags = small(file, "--total-timesteps", 8 * iteration(file), "--env-id", probe(file, "RandomEnds"))
+    flags = with_curves(file, "--total-timesteps", 8 * iteration(file), "--env-id", probe(file, "RandomEnds"))
     train(file, tmp_path / "whole", *flags)
-    run = interrupted(file, tmp_path / "cut", flags, after=5)
+    run = interrupted(file, tmp_path / "cut", flags, after=6)
     train(file, tmp_path / "cut", "--resume", run)
     whole, cut = scalars(only_run(tmp_path / "whole")), scalars(run)
-    assert cut["charts/learning_rate"] == whole["charts/learning_rate"]
-    assert [step for step, _ in cut["losses/value_loss"]] == [iteration(file) * i for i in range(1, 9)], "each step once"
-    assert cut["losses/value_loss"][:5] == whole["losses/value_loss"][:5]
+    schedule, loss = "charts/epsilon" if learns_values(file) else "charts/learning_rate", LOSSES[file.stem[:3]]
+    assert cut[schedule] == whole[schedule]
+    assert [step for step, _ in cut[loss]] == logged_steps(file, 8 * iteration(file)), "each step once"
+    for name in (loss, "charts/episodic_return"):  # up to the checkpoint the very same
+        before = len([step for step, _ in whole[name] if step <= 6 * iteration(file)])
+        assert cut[name][:before] == whole[name][:before]
     returns = [step for step, _ in cut["charts/episodic_return"]]
-    assert returns == sorted(set(returns)) and max(returns) > 5 * iteration(file)
+    assert before and returns == sorted(set(returns)) and max(returns) > 6 * iteration(file)
 
 
+@files(*TORCH)
 def test_resume_before_the_first_checkpoint_starts_over(file, tmp_path):
-    flags = small(file, "--total-timesteps", 2 * iteration(file), "--checkpoint-interval", 2)
+    interval = 2 * iteration(file) if learns_values(file) else 2
+    flags = with_curves(file, "--total-timesteps", 2 * iteration(file), "--checkpoint-interval", interval)
     train(file, tmp_path / "whole", *flags)
     run = interrupted(file, tmp_path / "cut", flags, after=0)
-    assert not (run / "checkpoint.pt").exists()
+    assert step_of(run) == 0
     train(file, tmp_path / "cut", "--resume", run)
     assert same(weights(run), weights(only_run(tmp_path / "whole")))
-    assert scalars(run)["losses/value_loss"] == scalars(only_run(tmp_path / "whole"))["losses/value_loss"]
+    cut, whole = scalars(run), scalars(only_run(tmp_path / "whole"))
+    assert {**cut, "charts/SPS": None} == {**whole, "charts/SPS": None}
 
 
-@files("ppo", "ppo_continuous_action", "ppo_atari_envpool")
+@files("dqn", "dqn_atari")
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_resumed_run_learns_when_it_has_a_buffer(file, tmp_path, kept):
+    """At once where it was kept; if not, after as many steps as at the start, or it would learn a few transitions by heart."""
+    keep = "--checkpoint-buffer" if kept else "--no-checkpoint-buffer"
+    flags = small(file, "--total-timesteps", 4 * iteration(file), "--learning-starts", 20, keep)
+    run = interrupted(file, tmp_path, flags, after=2)
+    assert ("buffer" in read_checkpoint(run)) == kept and step_of(run) == 2 * iteration(file)
+    updates, before = [], weights(run)
+    names = train(file, tmp_path, "--resume", run, on_update=lambda names: updates.append(names["global_step"]))
+    first = 2 * iteration(file) + (2 if kept else 20)
+    assert updates == [step for step in range(first, 4 * iteration(file) + 1) if step % 4 == 0]
+    assert names["buffer"].count[0] == (4 if kept else 2) * iteration(file) and not same(weights(run), before)
+
+
+@files(*VALUE_LEARNERS)
+def test_nothing_leads_across_a_resume(file, tmp_path):
+    """It cuts MarkedLast's episodes in the middle; what came before must not lead to, nor be seen in, the next ones' start."""
+    flags = ("--env-id", probe(file, "MarkedLast"), "--batch-size", 8, "--train-frequency", 1, "--total-timesteps", 48)
+    seen = set()
+
+    def look(names):
+        batch = names["b_stacks"][..., 0, 0] if "_atari" in file.stem else torch.cat([names["b_obs"], names["b_next_obs"]], 1)
+        seen.update(tuple(row) for row in batch.tolist())
+
+    flags = small(file, *flags, "--checkpoint-interval", 20)  # after two episodes and their resets, and half of the third
+    run = interrupted(file, tmp_path, flags, after=1, interval=20, on_update=look)
+    assert step_of(run) == 20
+    train(file, tmp_path, "--resume", run, on_update=look)
+    assert len(seen) == 3
+    if "_atari" in file.stem:  # stacks of four images, and the one after them
+        assert seen == {(0, 0, 0, 127, 170), (0, 0, 127, 170, 212), (0, 127, 170, 212, 255)}
+    else:
+        assert all(after - before == pytest.approx(1 / 3) for before, after in seen)
+
+
+@files("ppo", "ppo_continuous_action", "ppo_atari_envpool", "dqn")
 def test_resuming_a_finished_run_changes_nothing(file, tmp_path):
     train(file, tmp_path, *small(file, "--total-timesteps", iteration(file)))
     run = only_run(tmp_path)
@@ -299,7 +467,7 @@ def test_resuming_a_finished_run_changes_nothing(file, tmp_path):
     assert same(weights(run), before[0]) and scalars(run) == before[1]
 
 
-@files("ppo", "ppo_atari", "ppo_atari_lstm")
+@files("ppo", "ppo_atari", "ppo_atari_lstm", "dqn")
 def test_videos_of_a_resumed_run_stand_beside_the_first(file, tmp_path):
     flags = ("--env-id", probe(file, "MarkedLast")) if "_atari" in file.stem else ()
     flags = small(file, "--total-timesteps", 4 * iteration(file), "--capture-video", *flags)
@@ -320,7 +488,7 @@ def test_videos_of_a_resumed_run_stand_beside_the_first(file, tmp_path):
         (lambda run: edit(run, env_id=None), "wrong types"),
         (lambda run: edit(run, seed=1.5), "wrong types"),
         (lambda run: edit(run, learning_rate=[1]), "wrong types"),
-        (lambda run: (run / "run.json").write_text(json.dumps(about(run) | {"file": "dqn.py"})), "it is a run of dqn.py"),
+        (lambda run: (run / "run.json").write_text(json.dumps(about(run) | {"file": "x.py"})), "it is a run of x.py"),
         (lambda run: (run / "run.json").write_text("[" * 100_000), "RecursionError"),
         (lambda run: change(run, global_step=-64), "step -64 of another run"),
         (lambda run: change(run, global_step=2**62), "of another run"),
@@ -328,11 +496,11 @@ def test_videos_of_a_resumed_run_stand_beside_the_first(file, tmp_path):
         (lambda run: change(run, rng=torch.zeros(3)), "cannot resume"),
         (lambda run: (run / "checkpoint.pt").write_bytes(b""), "cannot resume"),
         (lambda run: (run / "checkpoint.pt").write_bytes((run / "checkpoint.pt").read_bytes()[:5000]), "cannot resume"),
-        (lambda run: torch.save({}, run / "checkpoint.pt"), "KeyError: 'agent'"),
+        (lambda run: torch.save({}, run / "checkpoint.pt"), "KeyError: '"),
         (lambda run: torch.save([1, 2], run / "checkpoint.pt"), "TypeError"),
     ],
 )
-@files("ppo", "ppo_continuous_action", "ppo_atari_envpool")
+@files("ppo", "ppo_continuous_action", "ppo_atari_envpool", "dqn")
 def test_damaged_runs_get_one_line(file, tmp_path, damage, words):
     train(file, tmp_path, *small(file, "--total-timesteps", iteration(file)))
     damage(only_run(tmp_path))
@@ -348,7 +516,7 @@ def test_a_run_of_another_environment_gets_one_line(file, tmp_path):
 
 
 def change(run, **entries):
-    torch.save(torch.load(run / "checkpoint.pt", weights_only=True) | entries, run / "checkpoint.pt")
+    torch.save(read_checkpoint(run) | entries, run / "checkpoint.pt")
 
 
 def edit(run, **args):
@@ -357,7 +525,7 @@ def edit(run, **args):
     (run / "run.json").write_text(json.dumps(told))
 
 
-@files("ppo", "ppo_continuous_action", "ppo_atari_envpool")
+@files("ppo", "ppo_continuous_action", "ppo_atari_envpool", "dqn")
 def test_a_failed_write_leaves_the_last_checkpoint(file, tmp_path, monkeypatch):
     """As when the disk is full: half of the bytes arrive, then the error."""
     real_save, saves = torch.save, []
@@ -371,11 +539,12 @@ def test_a_failed_write_leaves_the_last_checkpoint(file, tmp_path, monkeypatch):
 
     monkeypatch.setattr(torch, "save", save)
     with pytest.raises(OSError, match="No space"):
-        train(file, tmp_path, *small(file, "--total-timesteps", 5 * iteration(file)))
+        train(file, tmp_path, *with_curves(file, "--total-timesteps", 5 * iteration(file)))
     monkeypatch.undo()
     assert not refused(file, tmp_path, "--resume", only_run(tmp_path))
     assert step_of(only_run(tmp_path)) == 5 * iteration(file)
-    assert [step for step, _ in scalars(only_run(tmp_path))["losses/entropy"]] == [iteration(file) * i for i in range(1, 6)]
+    logged = [step for step, _ in scalars(only_run(tmp_path))[LOSSES[file.stem[:3]]]]
+    assert logged == logged_steps(file, 5 * iteration(file))
 
 
 def refused(file, folder, *flags):
@@ -393,11 +562,11 @@ class Bomb:
         return (Path.touch, (Path("owned"),))
 
 
-@files("ppo", "ppo_continuous_action", "ppo_atari_envpool")
+@files("ppo", "ppo_continuous_action", "ppo_atari_envpool", "dqn")
 @pytest.mark.parametrize("save", ["torch", "pickle"])
 def test_a_pickle_bomb_does_not_go_off(file, tmp_path, save):
     train(file, tmp_path, *small(file, "--total-timesteps", iteration(file)))
-    path, bomb = only_run(tmp_path) / "checkpoint.pt", {"agent": Bomb(), "optimizer": Bomb()}
+    path, bomb = only_run(tmp_path) / "checkpoint.pt", dict.fromkeys(("agent", "q_network", "optimizer"), Bomb())
     torch.save(bomb, path) if save == "torch" else path.write_bytes(pickle.dumps(bomb))
     assert "UnpicklingError" in refuse(file, tmp_path, "--resume", only_run(tmp_path))
     assert not (tmp_path / "owned").exists()
@@ -417,19 +586,45 @@ def test_a_strangers_run_cannot_import_a_module(file, tmp_path, monkeypatch):
     assert (tmp_path / "owned").exists(), "with the user's word it is imported"
 
 
-MOMENTS = {"short": torch.zeros(1), "bare": torch.zeros(()), "thin": torch.zeros(1).expand(64, 64)}
+MOMENTS = {"short": lambda shape: torch.zeros(1), "bare": lambda shape: torch.zeros(())}
+MOMENTS["thin"] = lambda shape: torch.zeros(1).expand(shape)  # of the right shape, in the memory of one number
 
 
-@files("ppo", "ppo_continuous_action", "ppo_atari_envpool")
+@files("ppo", "ppo_continuous_action", "ppo_atari_envpool", "dqn")
 @pytest.mark.parametrize("moment", list(MOMENTS))
 def test_a_strangers_optimizer_is_refused(file, tmp_path, moment):
     """Fused Adam writes as many numbers as the weights have, however few its state has room for."""
     train(file, tmp_path, *small(file, "--total-timesteps", iteration(file)))
-    state = torch.load(only_run(tmp_path) / "checkpoint.pt", weights_only=True)["optimizer"]
-    (key,) = [key for key, entry in state["state"].items() if entry["exp_avg"].shape[:2] in ((64, 64), (64, 32))][:1]
-    state["state"][key]["exp_avg"] = MOMENTS[moment]
+    state = read_checkpoint(only_run(tmp_path))["optimizer"]
+    entry = next(entry for entry in state["state"].values() if entry["exp_avg"].shape[:2] in ((64, 64), (64, 32), (84, 120)))
+    entry["exp_avg"] = MOMENTS[moment](entry["exp_avg"].shape)
     change(only_run(tmp_path), optimizer=state)
     assert "an optimizer of other shapes" in refuse(file, tmp_path, "--resume", only_run(tmp_path))
+
+
+@files("dqn")
+def test_a_strangers_buffer_is_refused(file, tmp_path):
+    """Who believed it would learn from steps that nobody made, or read beyond its end."""
+    train(file, tmp_path, *small(file, "--total-timesteps", iteration(file)))
+    run, told = only_run(tmp_path), lambda: refuse(file, tmp_path, "--resume", only_run(tmp_path))
+    buffer = read_checkpoint(run)["buffer"]
+    assert buffer["added"].item() == iteration(file)
+    for added in (-2, 3, iteration(file) + 2):  # two environments are stepped side by side
+        change(run, buffer=buffer | {"added": torch.tensor([added])})
+        assert told().startswith(f"cannot resume {run}: AssertionError: a replay buffer of another run"), added
+    rewards = buffer["rewards"]
+    others = [{name: column[1:]} for name, column in buffer.items()]
+    others += [{"rewards": other} for other in (torch.cat([rewards, rewards]), rewards[:, None], rewards[0], "x", None)]
+    for other in others:
+        change(run, buffer=buffer | other)
+        assert told().startswith(f"cannot resume {run}: RuntimeError: Error(s) in loading state_dict"), other
+    for other in ({}, {**buffer, "more": rewards}, [], None):
+        change(run, buffer=other)
+        assert told().startswith(f"cannot resume {run}: "), other
+    checkpoint = read_checkpoint(run)
+    del checkpoint["buffer"]
+    torch.save(checkpoint, run / "checkpoint.pt")
+    assert "KeyError: 'buffer'" in told()
 
 
 @files("ppo")
@@ -446,13 +641,18 @@ def test_a_link_is_not_written_through(file, tmp_path):
 
 def start(file, folder, *flags):
     """Run the file in a process that already has its imports."""
-    process = multiprocessing.get_context("fork").Process(target=train, args=(file, folder, *flags))
+
+    def run():
+        tqdm.set_lock(threading.RLock())  # not the one that it shares with us: if it is killed while it holds that, we hang
+        train(file, folder, *flags)
+
+    process = multiprocessing.get_context("fork").Process(target=run)
     process.start()
     return process
 
 
 def step_of(run):
-    return torch.load(run / "checkpoint.pt", weights_only=True)["global_step"] if (run / "checkpoint.pt").exists() else 0
+    return int(read_checkpoint(run)["global_step"]) if list(run.glob("checkpoint.[!t]*")) else 0
 
 
 @files("ppo")
@@ -531,9 +731,9 @@ def wandb_records(path):
             parts = []
 
 
-@files("ppo")
+@files("ppo", "dqn")
 def test_wandb_offline_really_logs(file, tmp_path):
-    flags = [str(flag) for flag in small(file, "--total-timesteps", 4 * iteration(file), "--track", "--capture-video")]
+    flags = [str(flag) for flag in with_curves(file, "--total-timesteps", 4 * iteration(file), "--track", "--capture-video")]
     environment = os.environ | {"WANDB_MODE": "offline", "WANDB_TAGS": "pr-7"}
     done = subprocess.run([sys.executable, str(file), *flags], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -547,7 +747,8 @@ def test_wandb_offline_really_logs(file, tmp_path):
             history.setdefault(item.key or "/".join(item.nested_key), []).append(json.loads(item.value_json))
     assert (told.run_id, told.project, list(told.tags)) == (run.name, "cleanRL", ["pr-7"])
     assert {"seed", "env_id"} <= {item.key or item.nested_key[0] for item in told.config.update}
-    for name in ("charts/episodic_return", "losses/value_loss", "charts/learning_rate"):
+    schedule = "charts/epsilon" if learns_values(file) else "charts/learning_rate"
+    for name in ("charts/episodic_return", LOSSES[file.stem[:3]], schedule):
         assert history[name] == pytest.approx([value for _, value in scalars(run)[name]]), name
     assert set(history["videos/_type"]) == {"video-file"} and len(history["videos/path"]) >= 2
     assert all((log.parent / "files" / path).stat().st_size > 1000 for path in history["videos/path"])
@@ -565,13 +766,14 @@ def test_tracking_without_a_login_is_refused(file, tmp_path):
 # speed is chosen by measurement, not by what the machine has
 
 
-@files(*(stem for stem in FILES if "_atari" not in stem))
+@files(*(stem for stem in TORCH if "_atari" not in stem))
 def test_small_networks_stay_on_one_thread_of_the_cpu(file, tmp_path):
     torch.set_num_threads(2)
     names = train(file, tmp_path, *small(file, "--total-timesteps", iteration(file)))
     assert torch.get_num_threads() == 1 and names["device"].type == "cpu"
 
 
+@files(*TORCH)
 def test_a_run_on_the_cpu_leaves_the_gpu_alone(file, tmp_path, monkeypatch):
     """As on a machine whose driver shows a GPU that PyTorch cannot use: nothing may try to wake it."""
     monkeypatch.setattr(torch.cuda.random, "device_count", lambda: 1)

@@ -69,6 +69,7 @@ def test_command_runs(checkout, command):
     elif (algorithm := re.match(r"python (?:-i )?cleanrl/(\w+).py", words)) and not re.search(r"--help|--resume", words):
         num_envs = int((re.search(r"--num-envs (\d+)", words) or [0, 8])[1])
         large = f" --num-steps 4 --update-epochs 1 --total-timesteps {4 * num_envs}"
+        large = " --learning-starts 16 --total-timesteps 32" if re.match("dqn|c51", algorithm[1]) else large
         words += large if "_atari" in algorithm[1] else " --total-timesteps 2048"
     words = words.replace("results/export.py ppo runs", "results/export.py ppo published")
     if "published" in words:  # results are exported from finished runs of all environments; here, one
@@ -125,6 +126,9 @@ DETAILS = {  # of each family: the file that shows them, how many there are, and
     "lstm": ("ppo_atari_lstm", 5, "ppo.md"),
     "multidiscrete": ("ppo_multidiscrete", 1, "ppo.md"),
     "rpo": ("rpo_continuous_action", 1, "rpo.md"),
+    "dqn": ("dqn", 6, "dqn.md"),
+    "frames": ("dqn_atari", 2, "dqn.md"),
+    "c51": ("c51", 4, "c51.md"),
 }
 
 
@@ -145,5 +149,5 @@ def test_no_mark_without_a_detail(file):
 @pytest.mark.parametrize("algorithm", load(ROOT / "results" / "report.py").PUBLISHED)
 def test_published_table_is_the_data(algorithm):
     table = load(ROOT / "results" / "report.py").table(algorithm)
-    page = (ROOT / "docs" / "rl-algorithms" / "ppo.md").read_text()
-    assert table in page, f"run: python results/report.py {algorithm}\n{table}"
+    pages = "".join(page.read_text() for page in PAGES)
+    assert table in pages, f"run: python results/report.py {algorithm}\n{table}"

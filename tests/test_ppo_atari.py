@@ -317,18 +317,15 @@ PROBE_FLAGS = (*PROBE_FLAGS, "--ent-coef", 0, "--no-clip-vloss")  # clipped, the
 ACTION_FLAGS = (*PROBE_FLAGS, "--total-timesteps", 384, "--learning-rate", 0.0005, "--ent-coef", 0.1)
 
 
-def images_of(numbers):
-    """What a probe's image shows where its observation is one of these numbers."""
-    grays = [int(127.5 * (1 + number)) for number in numbers]
-    return torch.tensor(grays, dtype=torch.uint8)[:, None, None, None].expand(-1, 4, 84, 84)
+def images_of(histories):
+    """Stacks of images, as a probe shows them after these observations of a game, or its only one: black before the first."""
+    grays = [[0, 0, 0, *(127.5 * (1 + np.atleast_1d(history)))][-4:] for history in histories]
+    return torch.tensor(np.array(grays).astype(np.uint8))[:, :, None, None].expand(-1, -1, 84, 84)
 
 
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [("ConstantValue", {0: 1}), ("TruncatedEveryStep", {0: 2}), ("TwoEnds", {-1: 1, 1: 2})],
-)
+@pytest.mark.parametrize(("name", "values"), [("ConstantValue", {0: 1}), ("LateEnds", {(-0.5,) * 4: 1, (0.5,) * 4: 2})])
 def test_values_of_probes(file, tmp_path, name, values):
-    names = train(file, tmp_path, "--env-id", probe(file, name), *PROBE_FLAGS, "--total-timesteps", 320)
+    names = train(file, tmp_path, "--env-id", probe(file, name), *PROBE_FLAGS, "--total-timesteps", 384)
     with torch.no_grad():
         learned = names["agent"](images_of(values))[1].tolist()
     assert learned == pytest.approx(list(values.values()), abs=0.25)
@@ -352,12 +349,12 @@ def test_lives_are_learned_and_whole_games_reported(file, tmp_path):
     learned_from = set()
 
     def look(names):
-        learned_from.update(names["b_obs"][names["mb"], 0, 0, 0].tolist())
+        learned_from.update(names["b_obs"][names["mb"], -1, 0, 0].tolist())
 
     flags = (*PROBE_FLAGS, "--total-timesteps", 512, "--learning-rate", 0.0005, "--vf-coef", 2)
     names = train(file, tmp_path, "--env-id", probe(file, "ThreeLives"), *flags, on_update=look)
     with torch.no_grad():
-        values = names["agent"](images_of([0, 0.5]))[1].tolist()
+        values = names["agent"](images_of([0, (0, 0.5)]))[1].tolist()
     assert values == pytest.approx([1.5, 1], abs=0.25)
     assert learned_from == {127, 191}, "not from 255, the image of a lost life"
     logged = scalars(only_run(tmp_path))

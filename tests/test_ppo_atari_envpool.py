@@ -116,7 +116,7 @@ def test_values_of_probes(file, tmp_path, name, pools, values):
     flags = (*PROBE_FLAGS, "--num-pools", pools, "--total-timesteps", 320)
     names = train(file, tmp_path, "--env-id", probe(file, name), *flags)
     with torch.no_grad():
-        learned = names["agent"](images_of(values))[1].tolist()
+        learned = names["agent"](images_of([[number] * 4 for number in values]))[1].tolist()
     assert learned == pytest.approx(list(values.values()), abs=0.25)
 
 

@@ -66,6 +66,14 @@ def test_table_and_raw_figures(tmp_path):
     assert "SBX" not in done.stdout
 
 
+def test_one_of_our_own_files_can_be_a_peer(monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(speed.PEERS["ppo"], "dqn", ("cleanrl/dqn.py", "dqn", ""))
+    speed.main(speed.Args("ppo", rounds=1, total_timesteps=15_360, peers=("dqn",), json=tmp_path / "speed.json"))
+    (figures,) = json.loads((tmp_path / "speed.json").read_text())["rounds"]
+    assert figures.keys() == {"ours", "dqn", "bare"} and figures["dqn"]["steps"] == 5000  # from 10,000 on
+    assert re.search(r"^cleanrl/dqn.py .* times as fast", capsys.readouterr().out, re.M)
+
+
 def test_medians_of_the_ratios_round_by_round(capsys):
     """A machine that is slow for one whole round changes no ratio."""
     seconds = [{"ours": 1, "sb3": 2, "bare": 0.5}, {"ours": 10, "sb3": 20, "bare": 5}, {"ours": 1, "sb3": 3, "bare": 0.5}]
@@ -80,7 +88,7 @@ def test_medians_of_the_ratios_round_by_round(capsys):
 def test_unknown_algorithm_is_one_line():
     done = run("pppo")
     assert done.returncode != 0
-    assert done.stderr == "unknown algorithm pppo: there is ppo, ppo_continuous_action\n"
+    assert done.stderr == "unknown algorithm pppo: there is ppo, dqn, dqn_jax, ppo_continuous_action\n"
 
 
 @pytest.mark.parametrize(

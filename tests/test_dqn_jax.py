@@ -1,0 +1,437 @@
+"""cleanrl/dqn_jax.py. test_dqn_N guards detail N of docs/rl-algorithms/dqn.md; tests/mutations shows that each test bites.
+
+Compiling takes longer than everything else here: so most tests take a run of few steps apart, and check several things of it.
+c51_jax.py imports the tests that hold for it too, and so do the Atari files those of what surrounds the algorithm.
+"""
+
+import json
+import math
+import os
+import runpy
+import shutil
+import sys
+from pathlib import Path
+from unittest import mock
+
+import gymnasium as gym
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax.serialization import msgpack_serialize
+
+from cleanrl_utils import enjoy
+from tests import harness
+from tests.harness import FILES, about, only_run, read_checkpoint, same, scalars
+from tests.test_dqn import FAST_CARTPOLE, SMALL, few_atoms, probe_flags
+
+
+@pytest.fixture
+def file():
+    return FILES["dqn_jax"]
+
+
+def compiled_quickly(call):
+    """What a call returns that compiles less thoroughly, in half the time, to programs that are a little slower."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    try:
+        return call()
+    finally:
+        jax.config.update("jax_disable_most_optimizations", False)
+
+
+def train(file, folder, *flags):
+    """Run a file as tests.harness does, without the half second in which it lists the packages that there are."""
+    with mock.patch("importlib.metadata.distributions", return_value=()):
+        return compiled_quickly(lambda: harness.train(file, folder, *flags))
+
+
+def begin(file, *flags, length=1):
+    """The names of a file, a run that has not begun, and the program that takes one some iterations further."""
+    names = runpy.run_path(str(file))
+    with mock.patch.object(sys, "argv", [str(file), *map(str, flags)]):
+        args = names["tyro"].cli(names["Args"])
+    args.gymnax = args.env_id in gymnax.registered_envs
+    envs = names["make_envs"](args, args.num_envs, None, gym.vector.AutoresetMode.DISABLED)
+    init, iterate = names["make_program"](args, envs)
+    run = init(jax.random.PRNGKey(args.seed), 0)
+    program = jax.jit(lambda run: jax.lax.scan(iterate, run, None, length))
+    return names | {"args": args, "action_space": envs.single_action_space}, run, compiled_quickly(program.lower(run).compile)
+
+
+def outputs(names, params, obs):
+    """What the network returns: values, or the log-probabilities of atoms."""
+    atoms = (names["args"].n_atoms,) if hasattr(names["args"], "n_atoms") else ()
+    return names["QNetwork"](int(names["action_space"].n), *atoms).apply(params, jnp.asarray(obs))
+
+
+def q_values(names, params, obs):
+    """What the network thinks of each action; of the distributions that C51 learns, their means."""
+    args, values = names["args"], np.asarray(outputs(names, params, obs))
+    return np.exp(values) @ np.linspace(args.v_min, args.v_max, args.n_atoms) if hasattr(args, "n_atoms") else values
+
+
+def leaves(tree):
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+
+
+def updates_of(agent):
+    """How often Adam was called."""
+    return int(optax.tree.get(agent["opt_state"], "count"))
+
+
+class Recorder(gym.vector.VectorWrapper):
+    """Writes down every step: observations, actions, rewards, what followed, both kinds of ends, returns and lengths."""
+
+    def __init__(self, envs, steps):
+        super().__init__(envs)
+        self.steps = steps
+
+    def reset(self, **kwargs):
+        self.obs, infos = self.env.reset(**kwargs)
+        return self.obs.copy(), infos
+
+    def step(self, actions):
+        obs, (self.obs, *answers, infos) = self.obs, self.env.step(actions)
+        episodes = infos.get("episode", {"r": np.zeros(self.num_envs), "l": np.zeros(self.num_envs)})
+        self.steps.append([x.copy() for x in (obs, actions, answers[0], self.obs, *answers[1:], episodes["r"], episodes["l"])])
+        return self.obs.copy(), *answers, infos
+
+
+def record(monkeypatch):
+    """Has a file make environments with a recorder, whose list it returns."""
+    steps, make_vec = [], gym.make_vec
+    monkeypatch.setattr(gym, "make_vec", lambda *args, **kwargs: Recorder(make_vec(*args, **kwargs), steps))
+    return steps
+
+
+def test_dqn_1_the_ring_holds_what_happened_and_every_episode_is_logged(file, tmp_path, monkeypatch):
+    """Bit for bit and in order, with ends of both kinds, more steps than the buffer holds, and two calls of the program."""
+    steps = record(monkeypatch)
+    flags = (*SMALL, "--train-frequency", 3, "--total-timesteps", 330, "--buffer-size", 152)  # 50 rows, 110 steps
+    run = train(file, tmp_path, "--env-id", "Probe/RandomEnds-v0", *flags)["run"]
+    assert len(steps) == 110 and int(run["added"]) == int(run["global_step"]) == 330
+    *seen, truncated, returns, lengths = map(np.array, zip(*steps, strict=True))
+    newest = [max(t for t in range(110) if t % 50 == row) for row in range(50)]
+    for column, expected in zip(run["buffer"], seen, strict=True):
+        np.testing.assert_array_equal(column, expected[newest].astype(column.dtype))
+    is_over = seen[-1] | truncated
+    assert seen[-1].sum() > 10 and truncated.sum() > 10, "both ends"
+    logged, numbers = scalars(only_run(tmp_path)), np.arange(1, 331).reshape(110, 3)[is_over]
+    for name, values in {"return": returns[is_over], "length": lengths[is_over]}.items():
+        steps_logged, values_logged = zip(*logged[f"charts/episodic_{name}"], strict=True)
+        np.testing.assert_array_equal(steps_logged, numbers)
+        np.testing.assert_allclose(values_logged, values, atol=1e-5)
+
+
+def test_dqn_1_gymnax_steps_as_gymnasium_does(file, tmp_path):
+    """Inside the program too: every row against Gymnasium's CartPole, with a cut, whose last observation is the true one."""
+    flags = ("--num-envs", 2, "--train-frequency", 2, "--buffer-size", 200, "--start-e", 1, "--end-e", 1)
+    _, run, program = begin(file, *flags)
+    state, cartpole, ends, cuts = run["world"]["env_state"], gym.make("CartPole-v1").unwrapped, 0, 0
+    run["world"]["env_state"] = state.replace(time=state.time.at[1].set(499))
+    cartpole.reset()
+    for t in range(60):
+        before, (run, ((is_over, returns, lengths), _)) = run, program(run)
+        obs, actions, rewards, next_obs, terminated = (np.asarray(column[t]) for column in run["buffer"])
+        np.testing.assert_array_equal(obs, before["world"]["obs"])
+        for e in range(2):
+            cartpole.state, cartpole.steps_beyond_terminated = obs[e], None
+            expected, _, is_end, _, _ = cartpole.step(int(actions[e]))
+            np.testing.assert_allclose(next_obs[e], expected, atol=1e-5)
+            assert (rewards[e], terminated[e]) == (1, is_end)
+            is_cut = t == 0 and e == 1
+            assert is_over[0, 0, e] == (is_end or is_cut)
+            assert returns[0, 0, e] == lengths[0, 0, e] == before["world"]["episode_length"][e] + 1
+            if is_over[0, 0, e]:
+                assert np.abs(run["world"]["obs"][e]).max() <= 0.05 and run["world"]["episode_return"][e] == 0
+            else:
+                np.testing.assert_array_equal(run["world"]["obs"][e], next_obs[e])
+            ends, cuts = ends + is_end, cuts + is_cut
+    assert ends > 2 and cuts == 1
+
+
+def test_dqn_3_the_chance_of_a_random_action_falls_linearly(file, tmp_path):
+    """The network, which does not learn yet, tells its favorites: half of the random actions are others. Then none is random."""
+    flags = ("--num-envs", 3, "--train-frequency", 3, "--learning-starts", 10**6, "--buffer-size", 12_000)
+    flags = (*flags, "--total-timesteps", 12_000, "--exploration-fraction", 0.75, "--start-e", 0.9, "--end-e", 0)
+    names, run, program = begin(file, *flags, length=4000)
+    run, _ = program(run)
+    best = q_values(names, run["agent"]["params"], run["buffer"][0].reshape(-1, 4)).argmax(1)
+    other, epsilon = best != run["buffer"][1].reshape(-1), 0.9 * (1 - np.arange(12_000) // 3 * 3 / 9000).clip(min=0)
+    for part in range(6):  # 1500 actions each
+        piece = slice(1500 * part, 1500 * (part + 1))
+        assert other[piece].mean() == pytest.approx(epsilon[piece].mean() / 2, abs=0.04)
+    assert not other[9000:].any()
+    assert updates_of(run["agent"]) == 0 and int(run["added"]) == 12_000
+
+
+def reference_loss(names, params, target_params, batch):
+    """The textbook's loss, and the mean value of the actions that were taken."""
+    obs, actions, rewards, next_obs, terminated = batch
+    next_values = q_values(names, target_params, next_obs)
+    targets = [
+        reward if over else reward + 0.9 * max(values)
+        for reward, over, values in zip(rewards, terminated, next_values, strict=True)
+    ]
+    is_taken = np.array([[action == i for i in range(int(names["action_space"].n))] for action in actions])
+    values = outputs(names, params, obs)
+    return jnp.sum(is_taken * (values - np.array(targets)[:, None]) ** 2) / len(obs), jnp.sum(values * is_taken) / len(obs)
+
+
+def follow_updates(file, monkeypatch, reference_loss, adam, *flags):
+    """Whether two updates in a row are those of a reference loss, when the rows that are drawn are the first, in order."""
+    bounds, randint = [], jax.random.randint
+
+    def draw(key, shape, low, high):
+        if shape != (2, 16):
+            return randint(key, shape, low, high)
+        assert low == 0
+        jax.debug.callback(lambda value: bounds.append(int(value)), high)
+        return jnp.arange(32).reshape(2, 16)
+
+    monkeypatch.setattr(jax.random, "randint", draw)
+    flags = (*SMALL, "--num-envs", 4, "--train-frequency", 2, "--learning-starts", 32, "--buffer-size", 40, *flags)
+    names, run, program = begin(file, "--env-id", "Probe/RandomEnds-v0", *flags)
+    shaken = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(x.size), x.shape), run["agent"]["params"])
+    run["agent"] |= {"target_params": shaken}
+    for _ in range(8):
+        before, (run, (_, (losses, values))) = run, program(run)
+    buffer = [np.asarray(column).reshape(40, *column.shape[2:]) for column in run["buffer"]]
+    assert 2 < buffer[-1][:32].sum() < 30
+    params, state = before["agent"]["params"], before["agent"]["opt_state"]
+    for update in range(2):
+        batch = [column[16 * update : 16 * (update + 1)] for column in buffer]
+        loss = lambda params: reference_loss(names, params, shaken, batch)  # noqa: B023, E731
+        (expected, value), grads = jax.value_and_grad(loss, has_aux=True)(params)
+        assert losses[0, update] == pytest.approx(float(expected), rel=1e-4)
+        assert values[0, update] == pytest.approx(float(value), rel=1e-4, abs=1e-5)
+        changes, state = adam.update(grads, state)
+        params = optax.apply_updates(params, changes)
+    for got, wanted in zip(leaves(run["agent"]["opt_state"]), leaves(state), strict=True):
+        np.testing.assert_allclose(got, wanted, atol=1e-6, rtol=1e-3)
+    assert updates_of(run["agent"]) == 2 and all(
+        np.array_equal(*pair) for pair in zip(*map(leaves, (shaken, shaken)), strict=True)
+    )
+    for got, old, wanted in zip(*map(leaves, (run["agent"]["params"], before["agent"]["params"], params)), strict=True):
+        np.testing.assert_allclose(got - old, wanted - old, atol=5e-5)
+    for _ in range(3):
+        run, _ = program(run)
+    jax.effects_barrier()
+    assert sorted(bounds) == [*range(4, 41, 4), 40], "what is drawn from are the steps that the buffer holds"
+
+
+def test_dqn_4_a_cut_is_bootstrapped_and_an_end_is_not(file, tmp_path, monkeypatch):
+    """Loss, gradient and Adam's step against those of the textbook's loss, left to autograd."""
+    follow_updates(file, monkeypatch, reference_loss, optax.adam(0.001))
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "train_frequency", "learning_starts", "every", "tau"),
+    [(1, 4, 30, 25, 1), (4, 2, 33, 30, 0.3), (2, 6, 7, 12, 1)],
+)
+def test_dqn_5_dqn_6_updates_and_the_target_network(file, tmp_path, num_envs, train_frequency, learning_starts, every, tau):
+    """Both counted in environment steps: an update every train_frequency, several in a row where the environments make more
+    steps at once; the target network moves when it should, as far as it should, and is frozen in between. Without random
+    actions, every action is the best one by the network as it was after the last update."""
+    flags = (*SMALL, "--num-envs", num_envs, "--train-frequency", train_frequency, "--learning-starts", learning_starts)
+    flags = (*flags, "--target-network-frequency", every, "--start-e", 0, "--end-e", 0, "--learning-rate", 0.02)
+    if "c51" in file.stem:
+        flags, tau = (*flags, *few_atoms(file)), 1
+    else:
+        flags = (*flags, "--tau", tau)
+    names, run, program = begin(file, "--env-id", "Probe/RandomEnds-v0", *flags)
+    iteration, updates, moves, other_best = max(num_envs, train_frequency), 0, 0, 0
+    for now in range(iteration, 30 * iteration + 1, iteration):
+        before, (run, _) = run, program(run)
+        new, old = run["agent"], before["agent"]
+        assert int(run["global_step"]) == int(run["added"]) == now
+        for step in range(now - iteration + 1, now + 1):
+            made = step + -step % num_envs  # when the environments have all made their steps
+            updates += step % train_frequency == 0 and made >= learning_starts
+        assert updates_of(new) == updates
+        assert np.array_equal(leaves(new["params"])[0], leaves(old["params"])[0]) == (now < learning_starts)
+        is_due = now >= learning_starts and now // every > (now - iteration) // every
+        moves += is_due
+        for target, params, target_before in zip(
+            *map(leaves, (new["target_params"], new["params"], old["target_params"])), strict=True
+        ):
+            expected = tau * params + (1 - tau) * target_before if is_due else target_before
+            np.testing.assert_allclose(target, expected, rtol=0, atol=0 if tau == 1 or not is_due else 1e-6)
+        rows = [row // num_envs % len(run["buffer"][0]) for row in range(now - iteration, now, num_envs)]
+        obs, actions = (np.asarray(column)[rows] for column in run["buffer"][:2])
+        for t in range(len(rows)):
+            np.testing.assert_array_equal(actions[t], q_values(names, old["params"], obs[t]).argmax(1))
+            other_best += (actions[t] != q_values(names, old["target_params"], obs[t]).argmax(1)).sum()
+    assert moves >= 3 and updates >= 20 and other_best > 0
+
+
+@pytest.mark.parametrize(
+    ("probe", "num_envs", "values"),
+    [
+        ("ConstantValue", 1, {0: [1, 1]}),
+        ("ValueFromObs", 3, {-1: [-1, -1], 1: [1, 1]}),
+        ("Discounting", 3, {0: [0.5, 0.5], 1: [1, 1]}),
+        ("ShiftedActions", 1, {0: [-1, 1]}),
+        ("ActionAndObsMatter", 3, {-1: [1, -1], 1: [-1, 1]}),
+        ("TruncatedEveryStep", 3, {0: [2, 2]}),
+        ("TwoEnds", 3, {-1: [1, 1], 1: [2, 2]}),
+    ],
+)
+def test_values_of_probes(file, tmp_path, probe, num_envs, values):
+    """And, where actions matter, that load_policy takes the right ones in fresh environments, as every evaluation does."""
+    flags = (*probe_flags(file), "--num-envs", num_envs, "--end-e", 0.5)  # there is a value to learn for either action
+    names = train(file, tmp_path, "--env-id", f"Probe/{probe}-v0", *flags)
+    learned = q_values(names, names["run"]["agent"]["params"], np.float32([[obs] for obs in values]))
+    np.testing.assert_allclose(learned, list(values.values()), atol=0.1)
+    if "Action" in probe:
+        assert play(names, only_run(tmp_path)) == [1] * 40
+
+
+def play(names, run, games=40):
+    """The returns of games in new environments."""
+    envs = names["make_envs"](names["args"], 8)
+    policy = names["load_policy"](read_checkpoint(run), envs)
+    returns, (obs, _), is_last = [], envs.reset(seed=5), np.zeros(8, bool)
+    while len(returns) < games:
+        obs, _, terminated, truncated, infos = envs.step(policy(obs, is_last))
+        is_last = terminated | truncated
+        returns += list(infos["episode"]["r"][infos["_episode"]]) if "episode" in infos else []
+    return returns[:games]
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
+def test_learns_cartpole(file, tmp_path, seed):
+    """The one of gymnax, inside the program."""
+    names = train(file, tmp_path, *FAST_CARTPOLE, "--seed", seed)
+    assert names["args"].gymnax
+    assert np.mean([value for _, value in scalars(only_run(tmp_path))["charts/episodic_return"]][-20:]) >= 150
+
+
+# the same seed, the same run
+
+
+def without_speed(run):
+    return {name: values for name, values in scalars(run).items() if name != "charts/SPS"}
+
+
+def test_same_seed_same_bits(file, tmp_path):
+    """With Gymnasium's environments, which have a seed of their own; gymnax's are part of what a resume has to repeat."""
+    flags = ("--env-id", "Probe/RandomEnds-v0", *SMALL, "--total-timesteps", 120)
+    for name, seed in {"a": 1, "b": 1, "c": 2}.items():
+        train(file, tmp_path / name, *flags, "--seed", seed)
+    a, b, c = (only_run(tmp_path / name) for name in "abc")
+    assert same(read_checkpoint(a), read_checkpoint(b)) and without_speed(a) == without_speed(b)
+    a, c = read_checkpoint(a), read_checkpoint(c)
+    assert not any(same(x, y) for x, y in zip(a["buffer"].values(), c["buffer"].values(), strict=True))
+    assert not same(a["agent"]["params"], c["agent"]["params"])
+
+
+def stopped(file, folder, step, *flags):
+    """The folder of a run that went to its end, and a copy of how it was when the checkpoint of a step was written."""
+    real = os.replace
+
+    def replace(source, target):
+        real(source, target)
+        if Path(target).name == "checkpoint.msgpack" and read_checkpoint(Path(target).parent)["global_step"] == step:
+            shutil.copytree(Path(target).parent, folder / "part")
+
+    with mock.patch("os.replace", replace):
+        train(file, folder / "whole", *flags)
+    return only_run(folder / "whole"), folder / "part"
+
+
+HALVES = ("--num-envs", 2, "--train-frequency", 2, "--learning-starts", 30, "--batch-size", 16, "--buffer-size", 150)
+HALVES = (*HALVES, "--target-network-frequency", 50, "--total-timesteps", 400, "--checkpoint-interval", 200)  # in two calls
+
+
+def test_resume_with_gymnax_is_the_uninterrupted_run(file, tmp_path):
+    """Bit for bit, curves included, although episodes were under way."""
+    whole, part = stopped(file, tmp_path, 200, *HALVES)
+    assert read_checkpoint(part)["world"]["episode_length"].max() > 0
+    train(file, tmp_path, "--resume", part)
+    assert same(read_checkpoint(whole), read_checkpoint(part)) and without_speed(whole) == without_speed(part)
+    assert updates_of(read_checkpoint(part)["agent"]) == (400 - 28) // 2
+
+
+def edit(run, **args):
+    told = about(run)
+    told["args"] |= args
+    (run / "run.json").write_text(json.dumps(told))
+
+
+def write(run, checkpoint):
+    (run / "checkpoint.msgpack").write_bytes(msgpack_serialize(checkpoint))
+
+
+def test_resume_with_gymnasium_restarts_episodes_only(file, tmp_path):
+    """Bit for bit where every step is an episode. Without the buffer, learning first waits for learning_starts further steps."""
+    whole, part = stopped(file, tmp_path, 200, "--env-id", "Probe/ConstantValue-v0", *HALVES)
+    forgetful, checkpoint = shutil.copytree(part, tmp_path / "forgetful"), read_checkpoint(part)
+    train(file, tmp_path, "--resume", part)
+    assert same(read_checkpoint(whole), read_checkpoint(part)) and without_speed(whole) == without_speed(part)
+    assert updates_of(read_checkpoint(part)["agent"]) == (400 - 28) // 2
+
+    edit(forgetful, checkpoint_buffer=False)
+    write(forgetful, {name: value for name, value in checkpoint.items() if name not in ("buffer", "added")})
+    run = train(file, tmp_path, "--resume", forgetful)["run"]
+    assert (int(run["global_step"]), int(run["added"])) == (400, 200)
+    assert updates_of(run["agent"]) == updates_of(checkpoint["agent"]) + (200 - 28) // 2
+    assert read_checkpoint(forgetful).keys() == {"agent", "global_step", "key"}
+
+
+def test_resume_of_a_damaged_checkpoint_gets_one_line(file, tmp_path):
+    """Also where it was made to do harm: arrays of other shapes would be read beyond their ends, and so would wrong counts."""
+    train(file, tmp_path, *HALVES, "--total-timesteps", 200)
+    run = only_run(tmp_path)
+    checkpoint, data = read_checkpoint(run), (run / "checkpoint.msgpack").read_bytes()
+    agent, buffer, world = (checkpoint[name] for name in ("agent", "buffer", "world"))
+    less = lambda tree, name: {key: value for key, value in tree.items() if key != name}  # noqa: E731
+    damages = [{"global_step": np.int32(step)} for step in (-200, 100, 400)]
+    damages += [{"added": np.int32(added)} for added in (-2, 3, 202)] + [{"added": np.float32(2)}, {"added": None}]
+    damages += [{"buffer": buffer | {name: column[1:]}} for name, column in buffer.items()]
+    damages += [{"buffer": less(buffer, "4")}, {"buffer": {}}, {"buffer": 1}, {"key": checkpoint["key"][:1]}]
+    damages += [{"buffer": buffer | {"1": buffer["1"].astype(np.int64)}}, {"agent": less(agent, "opt_state")}]
+    damages += [{"agent": agent | {"params": jax.tree.map(np.transpose, agent["params"])}}]
+    damages += [{"world": less(world, "obs")}, {"world": world | {"obs": world["obs"][:1]}}]
+    damaged = [msgpack_serialize(checkpoint | damage) for damage in damages]
+    damaged += [msgpack_serialize(less(checkpoint, name)) for name in checkpoint]
+    damaged += [
+        b"",
+        data[:-1],
+        data[:5000],
+        data[: len(data) // 2],
+        np.random.default_rng(1).bytes(9999),
+        msgpack_serialize([1]),
+    ]
+    for number, content in enumerate(damaged):
+        (run / "checkpoint.msgpack").write_bytes(content)
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(SystemExit) as refusal:
+            train(file, tmp_path, "--resume", run)
+        message = refusal.value.code
+        assert message.startswith(f"cannot resume {run}: ") and "\n" not in message, number
+        assert sorted(tmp_path.rglob("*")) == before, "a refused command must not write"
+
+
+# videos, and environments that only gymnax has
+
+
+def test_videos_are_gymnasiums(file, tmp_path):
+    names = train(file, tmp_path, *HALVES, "--capture-video")
+    assert not names["args"].gymnax and len(scalars(only_run(tmp_path))["charts/episodic_return"]) > 5
+    videos = list((only_run(tmp_path) / "videos").glob("step-0-episode-*.mp4"))
+    assert len(videos) >= 2 and all(video.stat().st_size > 1000 for video in videos)
+
+
+def test_minatar_is_trained_and_played(file, tmp_path, monkeypatch):
+    names = train(file, tmp_path, "--env-id", "Breakout-MinAtar", *HALVES, "--total-timesteps", 200)
+    run, (obs, *_) = only_run(tmp_path), names["run"]["buffer"]
+    assert names["args"].gymnax and obs.shape == (75, 2, 10, 10, 4) and np.unique(obs).tolist() == [0, 1]
+    assert updates_of(names["run"]["agent"]) == (200 - 28) // 2 and scalars(run)["charts/episodic_length"][0][1] > 3
+    monkeypatch.setattr(sys, "argv", ["enjoy", str(run), "--episodes", "3"])
+    enjoy.main()
+    evaluation = json.loads((run / "eval.json").read_text())
+    assert len(evaluation["returns"]) == 3 and min(evaluation["lengths"]) > 3 and evaluation["global_step"] == 200
