@@ -57,7 +57,7 @@ class Args:
     total_timesteps: int = 10_000_000  # environment steps of the whole run
     learning_rate: float = 2.5e-4  # learning rate
     num_envs: int = 1  # environments stepped side by side
-    n_atoms: int = 51  # returns, evenly spaced, over which a distribution is agent
+    n_atoms: int = 51  # returns, evenly spaced, over which a distribution is learned
     v_min: float = -10.0  # smallest of them
     v_max: float = 10.0  # largest of them
     buffer_size: int = 1_000_000  # steps that the replay buffer holds
@@ -217,7 +217,7 @@ if __name__ == "__main__":
     # seed, build, restore
     jax.config.update("jax_platforms", None if args.cuda else "cpu")
     num_iterations, global_step = args.total_timesteps // args.num_envs, 0
-    atoms = jnp.linspace(args.v_min, args.v_max, args.n_atoms)  # [c51 1] returns, whose probabilities are agent
+    atoms = jnp.linspace(args.v_min, args.v_max, args.n_atoms)  # [c51 1] returns, whose probabilities are learned
     q_network = QNetwork(int(action_space.n), args.n_atoms)
     optimizer = optax.adam(args.learning_rate, eps=0.01 / args.batch_size)  # [c51 4]
     params = q_network.init(jax.random.key(args.seed), np.zeros((1, *obs_space.shape), dtype=np.uint8))

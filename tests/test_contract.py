@@ -335,7 +335,7 @@ def test_run_folder(file, tmp_path, monkeypatch):
 
 
 def test_no_episode_is_lost(file, tmp_path):
-    """All environments of MarkedLast end together, each at a step of its own: after 3 steps and, if it takes one, the reset."""
+    """All environments of MarkedLast end together, each at a step of its own: after 3 steps, or 4 with a reset."""
     flags = ("--num-envs", 5, "--total-timesteps", 100, "--env-id", probe(file, "MarkedLast"))
     rollout = (
         ("--train-frequency", 5, "--learning-starts", 20)
