@@ -221,7 +221,8 @@ if __name__ == "__main__":
     q_network = QNetwork(int(action_space.n), args.n_atoms)
     optimizer = optax.adam(args.learning_rate, eps=0.01 / args.batch_size)  # [c51 4]
     params = q_network.init(jax.random.key(args.seed), np.zeros((1, *obs_space.shape), dtype=np.uint8))
-    agent = dict(params=params, target_params=jax.tree.map(jnp.copy, params), opt_state=optimizer.init(params), atoms=atoms)
+    agent = dict(params=params, target_params=params, opt_state=optimizer.init(params), atoms=atoms)
+    agent = jax.tree.map(jnp.copy, agent)  # each array has its own memory, which learning can reuse
     buffer = ReplayBuffer(args.buffer_size, envs)
     kept = {"buffer": buffer.columns, "added": buffer.count} if args.checkpoint_buffer else {}  # by the checkpoint
     if resume is not None and (run_folder / "checkpoint.msgpack").exists():

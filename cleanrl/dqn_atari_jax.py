@@ -205,7 +205,8 @@ if __name__ == "__main__":
     num_iterations, global_step = args.total_timesteps // args.num_envs, 0
     q_network, optimizer = QNetwork(int(action_space.n)), optax.adam(args.learning_rate)
     params = q_network.init(jax.random.key(args.seed), np.zeros((1, *obs_space.shape), dtype=np.uint8))
-    agent = dict(params=params, target_params=jax.tree.map(jnp.copy, params), opt_state=optimizer.init(params))
+    agent = dict(params=params, target_params=params, opt_state=optimizer.init(params))
+    agent = jax.tree.map(jnp.copy, agent)  # each array has its own memory, which learning can reuse
     buffer = ReplayBuffer(args.buffer_size, envs)
     kept = {"buffer": buffer.columns, "added": buffer.count} if args.checkpoint_buffer else {}  # by the checkpoint
     if resume is not None and (run_folder / "checkpoint.msgpack").exists():
