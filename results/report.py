@@ -24,9 +24,7 @@ PUBLISHED = {  # mean ± standard deviation over 3 seeds of the public v1 files,
     },
     "ppo_multidiscrete": {"Taxi-v4": "none"},
     "dqn": {"CartPole-v1": "488.69 ± 16.11", "Acrobot-v1": "-91.54 ± 7.20", "MountainCar-v0": "-194.95 ± 8.48"},
-    "c51": {"CartPole-v1": "481.20 ± 20.53", "Acrobot-v1": "-87.70 ± 5.52", "MountainCar-v0": "-166.38 ± 27.94"},
     "dqn_jax": {"CartPole-v1": "498.38 ± 2.29", "Acrobot-v1": "-88.89 ± 1.56", "MountainCar-v0": "-188.90 ± 11.78"},
-    "c51_jax": {"CartPole-v1": "491.07 ± 9.70", "Acrobot-v1": "-86.74 ± 2.19", "MountainCar-v0": "-174.30 ± 36.35"},
     "ppo_multidiscrete_no_mask": {"Taxi-v4": "none"},
 }
 

@@ -20,6 +20,8 @@ NOT_RUN_HERE = {
     "make test": "it is what runs this test",
     "uv run cleanrl/ppo.py": "run by test_packaging.test_bare_file_runs_in_an_empty_folder",
     "python -m cleanrl_utils.speed ppo": "run by test_speed",
+    "python -m cleanrl_utils.speed dqn": "as the one above, for longer",
+    "python -m cleanrl_utils.speed dqn_jax": "as the one above, for longer",
     "pip install -r requirements/requirements.txt": "run by test_plain_pip (slow), and resolved by test_packaging",
 }
 

@@ -12,14 +12,14 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.harness import FILES, flat_grad, only_run, probe, same, scalars, train
 
 SMALL = ("--num-envs", 3, "--learning-starts", 60, "--train-frequency", 6, "--batch-size", 16, "--buffer-size", 150)
 SMALL = (*SMALL, "--target-network-frequency", 30, "--total-timesteps", 300, "--gamma", 0.9, "--learning-rate", 0.001)
-FUZZ = settings(deadline=None, derandomize=True, database=None, report_multiple_bugs=False, max_examples=60)
+FUZZ = settings(deadline=None, derandomize=True, database=None, phases=[Phase.generate], max_examples=60)
 
 
 @pytest.fixture
@@ -214,10 +214,10 @@ def test_dqn_2_reset_rows_are_not_learned_from(file, tmp_path):
 def test_dqn_3_the_chance_of_a_random_action_falls_linearly(file, tmp_path, num_envs):
     """From start_e to end_e over the first quarter of the steps, all environments' together."""
     seen = {}
-    flags = ("--env-id", "Probe/ConstantValue-v0", "--num-envs", num_envs, "--train-frequency", 1, "--learning-starts", 6)
+    flags = ("--env-id", "Probe/ConstantValue-v0", "--num-envs", num_envs, "--train-frequency", 1, "--learning-starts", 12)
     flags = (*flags, "--total-timesteps", 240, "--exploration-fraction", 0.25, "--start-e", 0.9, "--end-e", 0.2)
     train(file, tmp_path, *flags, on_update=lambda names: seen.update({names["global_step"]: names["epsilon"]}))
-    expected = {step: max(0.2, 0.9 - 0.7 * (step - num_envs) / 60) for step in range(6, 241, num_envs)}
+    expected = {step: max(0.2, 0.9 - 0.7 * (step - num_envs) / 60) for step in range(12, 241, num_envs)}
     assert seen == pytest.approx(expected)
     logged = {step: value for step, value in scalars(only_run(tmp_path))["charts/epsilon"]}
     reached = [step + -step % num_envs for step in (100, 200)]
@@ -228,15 +228,15 @@ def test_dqn_3_the_chance_of_a_random_action_falls_linearly(file, tmp_path, num_
 def test_dqn_3_so_many_actions_are_random(file, tmp_path, num_envs):
     """The network, which learns nothing, always has the same favorite: half of the random actions are the other one."""
     flags = ("--env-id", "Probe/ActionMatters-v0", "--num-envs", num_envs, "--learning-starts", 10**6)
-    flags = (*flags, "--total-timesteps", 9000, "--exploration-fraction", 0.5, "--end-e", 0.1)
+    flags = (*flags, "--total-timesteps", 7200, "--exploration-fraction", 0.5, "--end-e", 0.1)
     train(file, tmp_path, *flags)
     returns = np.array(scalars(only_run(tmp_path))["charts/episodic_return"])
     other = returns[:, 1] != np.sign(np.median(returns[-500:, 1]))
-    assert len(other) == 4500
-    expected = np.maximum(0.1, 1 - 0.9 * returns[:, 0] / 4500) / 2
-    for part in range(6):  # 750 actions each
-        piece = slice(750 * part, 750 * (part + 1))
-        assert other[piece].mean() == pytest.approx(expected[piece].mean(), abs=0.06)
+    assert len(other) == 3600
+    expected = np.maximum(0.1, 1 - 0.9 * returns[:, 0] / 3600) / 2
+    for part in range(6):  # 600 actions each
+        piece = slice(600 * part, 600 * (part + 1))
+        assert other[piece].mean() == pytest.approx(expected[piece].mean(), abs=0.07)
 
 
 def test_dqn_3_other_actions_are_the_networks_best(file, tmp_path, monkeypatch):
@@ -287,7 +287,7 @@ def test_dqn_4_a_cut_is_bootstrapped_and_an_end_is_not(file, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("num_envs", "train_frequency", "learning_starts"), [(1, 4, 2), (1, 1, 40), (3, 4, 20), (4, 10, 33), (8, 3, 16)]
+    ("num_envs", "train_frequency", "learning_starts"), [(1, 4, 4), (1, 1, 40), (3, 4, 20), (4, 10, 33), (8, 3, 32)]
 )
 def test_dqn_5_updates_are_counted_in_environment_steps(file, tmp_path, num_envs, train_frequency, learning_starts):
     """One every train_frequency steps; where the environments together make more steps at once, several in a row."""

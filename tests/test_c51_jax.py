@@ -1,0 +1,92 @@
+"""cleanrl/c51_jax.py. test_c51_N guards detail N of docs/rl-algorithms/c51.md, test_dqn_N one of dqn.md."""
+
+import runpy
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests import test_dqn_jax
+from tests.harness import FILES
+from tests.test_c51 import means, projected
+from tests.test_dqn import FUZZ
+from tests.test_dqn_jax import follow_updates, outputs
+from tests.test_dqn_jax import test_values_of_probes as values_of_probes
+
+
+@pytest.fixture
+def file():
+    return FILES["c51_jax"]
+
+
+def test_c51_2_projection_matches_a_loop_over_the_atoms(file, tmp_path):
+    """And PyTorch's of the sibling file: between the atoms, on them, beyond both ends, and where a step was the last."""
+    sibling = FILES[file.stem.removesuffix("_jax")]
+    project, torch_project = (runpy.run_path(str(path))["project"] for path in (file, sibling))
+
+    @FUZZ
+    @given(
+        num_atoms=st.sampled_from([2, 7, 51]),  # each of another shape, and so another compilation
+        v_min=st.integers(-20, 20),
+        gap=st.sampled_from([0.125, 0.5, 2]),  # so that 32 bits tell exactly what falls on an atom
+        gamma=st.sampled_from([0.0, 0.5, 0.99, 1.0]),
+        reward=st.one_of(st.floats(-50, 50, width=32), st.integers(-30, 30)),
+        seed=st.integers(0, 2**32 - 1),
+    )
+    def check(num_atoms, v_min, gap, gamma, reward, seed):
+        rng, atoms = np.random.default_rng(seed), np.float32(v_min + gap * np.arange(num_atoms))
+        pmfs = rng.dirichlet(np.full(num_atoms, 0.3), 5).astype(np.float32)
+        rewards = np.float32([reward, 0.0, gap, -2 * gap, 0.3 * gap])  # some fall on the atoms with gamma 1
+        returns = rewards[:, None] + np.float32(gamma) * atoms
+        returns[-1] = atoms[rng.integers(num_atoms)]  # a terminated step: gamma does not count
+        got = np.asarray(project(*map(jnp.asarray, (pmfs, returns, atoms))))
+        expected = [projected(*row, atoms.tolist()) for row in zip(pmfs.tolist(), returns.tolist(), strict=True)]
+        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)  # 32 bits have room for a 50th atom and 4e-6 of the next
+        np.testing.assert_allclose(got, torch_project(*map(torch.from_numpy, (pmfs, returns, atoms))), rtol=0, atol=1e-5)
+        np.testing.assert_allclose(got.sum(1), 1, rtol=0, atol=1e-6, err_msg="no probability is lost")
+
+    check()
+
+
+def reference_loss(names, params, target_params, batch):
+    """The cross-entropy to the projected target, row by row, and the mean value of the actions that were taken."""
+    args, (obs, actions, rewards, next_obs, terminated), errors, values = names["args"], batch, [], []
+    atoms = np.linspace(args.v_min, args.v_max, args.n_atoms).tolist()
+    log_pmfs, next_pmfs = outputs(names, params, obs), outputs(names, target_params, next_obs).exp().tolist()
+    for row, action in enumerate(actions):
+        returns = [float(rewards[row]) + 0.9 * atom * (not terminated[row]) for atom in atoms]
+        target = projected(next_pmfs[row][np.argmax(means(next_pmfs[row], atoms))], returns, atoms)
+        errors.append(-sum(p * log_p for p, log_p in zip(target, log_pmfs[row, action], strict=True)))
+        values.append(sum(p * atom for p, atom in zip(log_pmfs[row, action].exp(), atoms, strict=True)))
+    return sum(errors) / len(errors), sum(values) / len(values)
+
+
+def test_c51_3_cross_entropy_to_the_projected_target(file, tmp_path, monkeypatch):
+    """Loss, gradient and Adam's step, with its epsilon of 0.01 / batch_size [c51 4], against those of a loop over the rows."""
+    follow_updates(file, monkeypatch, reference_loss, 0.01 / 16, "--n-atoms", 7, "--v-min", -2, "--v-max", 2)
+
+
+def test_dqn_3_dqn_5_dqn_6_updates_and_the_target_network(file, tmp_path):
+    """With the actions of the highest means."""
+    test_dqn_jax.test_dqn_5_dqn_6_updates_and_the_target_network(file, tmp_path, 4, 2, 33, 30, 1)
+
+
+@pytest.mark.parametrize(
+    ("probe", "values"),
+    [
+        ("TwoEnds", {-1: [1, 1], 1: [2, 2]}),
+        ("ActionAndObsMatter", {-1: [1, -1], 1: [-1, 1]}),
+        pytest.param("Discounting", {0: [0.5, 0.5], 1: [1, 1]}, marks=pytest.mark.slow),
+    ],
+)
+def test_values_of_probes(file, tmp_path, probe, values):
+    values_of_probes(file, tmp_path, probe, 3, values)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_learns_cartpole(file, tmp_path, seed):
+    test_dqn_jax.test_learns_cartpole(file, tmp_path, seed)
