@@ -1,4 +1,4 @@
-"""cleanrl/c51.py. test_c51_N guards detail N of docs/rl-algorithms/c51.md, test_dqn_N, from test_dqn.py, detail N of dqn.md."""
+"""cleanrl/c51.py. test_c51_N guards detail N of docs/rl-algorithms/c51.md, test_dqn_N, from test_dqn.py, that of dqn.md."""
 
 import copy
 import math

@@ -2,7 +2,7 @@
 
 import runpy
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 import pytest
 import torch
@@ -26,6 +26,7 @@ def test_c51_2_projection_matches_a_loop_over_the_atoms(file, tmp_path):
     """And PyTorch's of the sibling file: between the atoms, on them, beyond both ends, and where a step was the last."""
     sibling = FILES[file.stem.removesuffix("_jax")]
     project, torch_project = (runpy.run_path(str(path))["project"] for path in (file, sibling))
+    project = jax.jit(project)
 
     @FUZZ
     @given(
@@ -42,7 +43,7 @@ def test_c51_2_projection_matches_a_loop_over_the_atoms(file, tmp_path):
         rewards = np.float32([reward, 0.0, gap, -2 * gap, 0.3 * gap])  # some fall on the atoms with gamma 1
         returns = rewards[:, None] + np.float32(gamma) * atoms
         returns[-1] = atoms[rng.integers(num_atoms)]  # a terminated step: gamma does not count
-        got = np.asarray(project(*map(jnp.asarray, (pmfs, returns, atoms))))
+        got = np.asarray(project(pmfs, returns, atoms))
         expected = [projected(*row, atoms.tolist()) for row in zip(pmfs.tolist(), returns.tolist(), strict=True)]
         np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)  # 32 bits have room for a 50th atom and 4e-6 of the next
         np.testing.assert_allclose(got, torch_project(*map(torch.from_numpy, (pmfs, returns, atoms))), rtol=0, atol=1e-5)

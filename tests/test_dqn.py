@@ -104,8 +104,8 @@ def interrupted(file, folder, *flags, step):
 def made_up_steps(rng, num_envs, count, start, follow):
     """What a training loop remembers of made-up episodes, whose rewards number the steps, and what truly happened at each.
 
-    start() makes the first observation of an episode, follow(obs) the one after obs. Ends of both kinds come at random, and now
-    and then all environments start anew, as they do when a run is resumed: nobody knows then what the step before led to.
+    start() makes the first observation of an episode, follow(obs) the one after obs. Ends of both kinds come at random, and
+    now and then all environments start anew, as when a run is resumed: nobody knows then what the step before led to.
     """
     rows, happened = [], {}
     obs, is_first, is_last = [start() for _ in range(num_envs)], [True] * num_envs, [False] * num_envs
@@ -219,7 +219,7 @@ def test_dqn_3_the_chance_of_a_random_action_falls_linearly(file, tmp_path, num_
     train(file, tmp_path, *flags, on_update=lambda names: seen.update({names["global_step"]: names["epsilon"]}))
     expected = {step: max(0.2, 0.9 - 0.7 * (step - num_envs) / 60) for step in range(12, 241, num_envs)}
     assert seen == pytest.approx(expected)
-    logged = {step: value for step, value in scalars(only_run(tmp_path))["charts/epsilon"]}
+    logged = dict(scalars(only_run(tmp_path))["charts/epsilon"])
     reached = [step + -step % num_envs for step in (100, 200)]
     assert logged == pytest.approx({step: expected[step] for step in reached})
 

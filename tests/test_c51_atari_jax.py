@@ -1,0 +1,36 @@
+"""cleanrl/c51_atari_jax.py: what dqn_atari_jax.py does around the network and c51_jax.py with it, tested as there."""
+
+import numpy as np
+import pytest
+
+from tests.harness import FILES
+from tests.test_c51 import means, projected
+from tests.test_dqn_atari_jax import (  # noqa: F401  the imported tests run here on this file
+    follow_updates,
+    outputs,
+    test_actions_of_probes,
+    test_atari_8_the_nature_cnn,
+    test_frames_2_stacks_are_rebuilt,
+)
+
+
+@pytest.fixture
+def file():
+    return FILES["c51_atari_jax"]
+
+
+def reference_loss(names, params, target_params, batch):
+    """The cross-entropy to the projected target, row by row."""
+    args, (stacks, actions, rewards, terminated), errors = names["args"], batch, []
+    atoms = np.linspace(args.v_min, args.v_max, args.n_atoms).tolist()
+    log_pmfs, next_pmfs = outputs(names, params, stacks[:, :4]), outputs(names, target_params, stacks[:, 1:]).exp().tolist()
+    for row, action in enumerate(actions):
+        returns = [float(rewards[row]) + 0.9 * atom * (not terminated[row]) for atom in atoms]
+        target = projected(next_pmfs[row][np.argmax(means(next_pmfs[row], atoms))], returns, atoms)
+        errors.append(-sum(p * log_p for p, log_p in zip(target, log_pmfs[row, action], strict=True)))
+    return sum(errors) / len(errors)
+
+
+def test_c51_3_and_dqn_2_to_dqn_6_every_update_is_by_the_book(file, tmp_path, monkeypatch):
+    """And [c51 4], Adam's epsilon of 0.01 / batch_size."""
+    follow_updates(file, tmp_path, monkeypatch, reference_loss, 0.01 / 16, 1, "--n-atoms", 7, "--v-min", -2, "--v-max", 2)
