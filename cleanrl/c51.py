@@ -80,7 +80,7 @@ class QNetwork(nn.Module):
 
     def forward(self, obs):
         """The log-probabilities of the atoms, for each action."""
-        hidden = self.hidden2(self.hidden1(obs.flatten(1)).relu()).relu()
+        hidden = self.hidden2(self.hidden1(obs.reshape(len(obs), -1)).relu()).relu()
         return self.logits(hidden).unflatten(1, (-1, len(self.atoms))).log_softmax(-1)
 
     def q_values(self, obs):
