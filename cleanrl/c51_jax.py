@@ -2,7 +2,7 @@
 # requires-python = ">=3.11"
 # dependencies = [
 #     "flax>=0.12", "gymnasium[classic-control]>=1.2.1,<2", "gymnax>=1.0", "jax>=0.9", "moviepy>=2", "numpy>=2",
-#     "optax>=0.2.6", "six", "tensorboardX>=2.6", "tqdm>=4.67", "tyro>=1.0", "wandb>=0.22",
+#     "optax>=0.2.6", "six", "tensorboard>=2.20", "tqdm>=4.67", "tyro>=1.0", "wandb>=0.22",
 # ]
 # ///
 """Categorical DQN (C51) as one compiled program, for Box observations and discrete actions.
@@ -37,7 +37,9 @@ import tyro
 from flax.serialization import from_state_dict, msgpack_restore, msgpack_serialize, to_state_dict
 from gymnax.wrappers.gym import GymnaxToGymWrapper
 from jax.experimental import io_callback
-from tensorboardX import SummaryWriter
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer import event_file_writer
 from tqdm import tqdm
 
 
@@ -239,7 +241,9 @@ if __name__ == "__main__":
         if not eval(rule, {}, vars(args)):
             raise SystemExit(f"these flags do not fit: {rule} must hold")
     try:
-        args.gymnax = args.gymnax and args.env_id in gymnax.registered_envs and not args.capture_video
+        args.gymnax = args.env_id in gymnax.registered_envs and (
+            args.env_id not in gym.registry or (args.gymnax and not args.capture_video)
+        )
         disabled = gym.vector.AutoresetMode.DISABLED  # the program resets
         envs = make_envs(args, args.num_envs, "rgb_array" if args.capture_video else None, disabled)
     except Exception as error:
@@ -255,7 +259,8 @@ if __name__ == "__main__":
 
     # seed, build, restore
     inputs = args.batch_size * np.prod(obs_space.shape)  # numbers read at an update; a GPU pays only from many on
-    jax.config.update("jax_platforms", None if args.cuda and inputs >= 2**19 else "cpu")
+    device = jax.devices()[0] if args.cuda and inputs >= 2**19 else jax.devices("cpu")[0]
+    jax.config.update("jax_default_device", device)
     num_iterations = args.total_timesteps // max(args.num_envs, args.train_frequency)
     log_interval = max(n for n in range(1, 101) if num_iterations % n == 0)  # iterations in one call of the program
     call_steps, global_step = log_interval * max(args.num_envs, args.train_frequency), 0
@@ -284,7 +289,7 @@ if __name__ == "__main__":
         "tags": list(filter(None, os.environ.get("WANDB_TAGS", "").split(","))),
         "start_time": start_time,
         "commit": git.stdout.strip(),
-        "device": jax.devices()[0].device_kind if jax.default_backend() == "gpu" else platform.machine(),
+        "device": device.device_kind if device.platform == "gpu" else platform.machine(),
         "python": platform.python_version(),
         "packages": {d.name: d.version for d in distributions()},
     }
@@ -302,7 +307,14 @@ if __name__ == "__main__":
     except Exception as error:
         raise SystemExit(f"cannot log to {run_folder}: {type(error).__name__}: {error}".splitlines()[0]) from None
     print(f"run folder: {run_folder}")
-    writer = SummaryWriter(str(run_folder), purge_step=global_step + 1)  # hides what was logged after the checkpoint
+    writer = event_file_writer.EventFileWriter(str(run_folder))
+    start = SessionLog(status=SessionLog.START)  # hides what was logged after the checkpoint
+    writer.add_event(Event(wall_time=time.time(), step=global_step + 1, session_log=start))
+
+    def add_scalar(name, scalar, step):
+        summary = Summary(value=[Summary.Value(tag=name, simple_value=float(scalar))])
+        writer.add_event(Event(wall_time=time.time(), step=int(step), summary=summary))
+
     videos, logged_videos = run_folder / "videos", set(run_folder.glob("videos/*.mp4"))
     if args.capture_video:
         envs = gym.wrappers.vector.RecordVideo(envs, str(videos), name_prefix=f"step-{global_step}", record_first_only=True)
@@ -317,8 +329,8 @@ if __name__ == "__main__":
         run, ((is_over, returns, lengths), (losses, q_values)) = jax.block_until_ready(train(run))
         is_over, returns, lengths = (np.asarray(x).reshape(-1) for x in (is_over, returns, lengths))
         for i in np.flatnonzero(is_over):
-            writer.add_scalar("charts/episodic_return", returns[i], global_step + i + 1)
-            writer.add_scalar("charts/episodic_length", lengths[i], global_step + i + 1)
+            add_scalar("charts/episodic_return", returns[i], global_step + i + 1)
+            add_scalar("charts/episodic_length", lengths[i], global_step + i + 1)
             progress.set_postfix(episodic_return=f"{returns[i]:.1f}", refresh=False)
         global_step += call_steps
         progress.update(call_steps)
@@ -326,10 +338,10 @@ if __name__ == "__main__":
         # log
         if run["added"] >= args.learning_starts:
             epsilon = np.interp(global_step, (0, args.exploration_fraction * args.total_timesteps), (args.start_e, args.end_e))
-            writer.add_scalar("charts/epsilon", epsilon, global_step)
-            writer.add_scalar("charts/SPS", int((global_step - start_step) / (time.time() - loop_start)), global_step)
-            writer.add_scalar("losses/loss", losses[-1, -1], global_step)
-            writer.add_scalar("losses/q_values", q_values[-1, -1], global_step)
+            add_scalar("charts/epsilon", epsilon, global_step)
+            add_scalar("charts/SPS", int((global_step - start_step) / (time.time() - loop_start)), global_step)
+            add_scalar("losses/loss", losses[-1, -1], global_step)
+            add_scalar("losses/q_values", q_values[-1, -1], global_step)
 
         # checkpoint
         if global_step % args.checkpoint_interval < call_steps or iteration + 1 == num_iterations // log_interval:

@@ -2,7 +2,7 @@
 # requires-python = ">=3.11"
 # dependencies = [
 #     "ale-py>=0.11", "flax>=0.12", "gymnasium>=1.2.1,<2", "jax>=0.9", "moviepy>=2", "numpy>=2", "optax>=0.2.6",
-#     "tensorboardX>=2.6", "tqdm>=4.67", "tyro>=1.0", "wandb>=0.22",
+#     "tensorboard>=2.20", "tqdm>=4.67", "tyro>=1.0", "wandb>=0.22",
 # ]
 # ///
 """Deep Q-learning for Atari games, in JAX.
@@ -35,7 +35,9 @@ import numpy as np
 import optax
 import tyro
 from flax.serialization import from_state_dict, msgpack_restore, msgpack_serialize, to_state_dict
-from tensorboardX import SummaryWriter
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer import event_file_writer
 from tqdm import tqdm
 
 
@@ -272,7 +274,14 @@ if __name__ == "__main__":
     except Exception as error:
         raise SystemExit(f"cannot log to {run_folder}: {type(error).__name__}: {error}".splitlines()[0]) from None
     print(f"run folder: {run_folder}")
-    writer = SummaryWriter(str(run_folder), purge_step=global_step + 1)  # hides what was logged after the checkpoint
+    writer = event_file_writer.EventFileWriter(str(run_folder))
+    start = SessionLog(status=SessionLog.START)  # hides what was logged after the checkpoint
+    writer.add_event(Event(wall_time=time.time(), step=global_step + 1, session_log=start))
+
+    def add_scalar(name, scalar, step):
+        summary = Summary(value=[Summary.Value(tag=name, simple_value=float(scalar))])
+        writer.add_event(Event(wall_time=time.time(), step=int(step), summary=summary))
+
     videos, logged_videos = run_folder / "videos", set(run_folder.glob("videos/*.mp4"))
     if args.capture_video:
         envs = gym.wrappers.vector.RecordVideo(envs, str(videos), name_prefix=f"step-{global_step}", record_first_only=True)
@@ -295,8 +304,8 @@ if __name__ == "__main__":
         progress.update(args.num_envs)
         for i in np.flatnonzero(infos.get("_episode", ())):
             episodic_return, episodic_length = infos["episode"]["r"][i], infos["episode"]["l"][i]
-            writer.add_scalar("charts/episodic_return", episodic_return, global_step - args.num_envs + i + 1)
-            writer.add_scalar("charts/episodic_length", episodic_length, global_step - args.num_envs + i + 1)
+            add_scalar("charts/episodic_return", episodic_return, global_step - args.num_envs + i + 1)
+            add_scalar("charts/episodic_length", episodic_length, global_step - args.num_envs + i + 1)
             progress.set_postfix(episodic_return=f"{episodic_return:.1f}", refresh=False)
 
         # remember
@@ -312,10 +321,10 @@ if __name__ == "__main__":
 
         # log
         if is_learning and due(100 * args.train_frequency):
-            writer.add_scalar("charts/epsilon", epsilon, global_step)
-            writer.add_scalar("charts/SPS", int((global_step - start_step) / (time.time() - loop_start)), global_step)
-            writer.add_scalar("losses/td_loss", float(td_loss), global_step)
-            writer.add_scalar("losses/q_values", float(q_values), global_step)
+            add_scalar("charts/epsilon", epsilon, global_step)
+            add_scalar("charts/SPS", int((global_step - start_step) / (time.time() - loop_start)), global_step)
+            add_scalar("losses/td_loss", td_loss, global_step)
+            add_scalar("losses/q_values", q_values, global_step)
 
         # checkpoint
         if due(args.checkpoint_interval) or iteration + 1 == num_iterations:

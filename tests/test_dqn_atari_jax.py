@@ -202,6 +202,7 @@ def test_atari_8_the_nature_cnn(file, tmp_path):
 # known answers
 
 
+@pytest.mark.slow
 def test_values_of_probes(file, tmp_path):
     """The reward comes at the second step, in which the image of the first one is still to be seen."""
     flags = (*PROBE_FLAGS, *few_atoms(file), "--total-timesteps", 320)

@@ -224,7 +224,7 @@ def follow_updates(file, monkeypatch, reference_loss, eps, *flags):
     for got, wanted in zip(leaves(optax.tree.get(run["agent"]["opt_state"], "mu")), means, strict=True):
         np.testing.assert_allclose(got, wanted, atol=1e-6, rtol=1e-3)
     for got, was, wanted in zip(leaves(run["agent"]["params"]), old, jax.tree.leaves(params), strict=True):
-        np.testing.assert_allclose(got - was, wanted.detach() - was, atol=5e-5)
+        np.testing.assert_allclose(got - was, wanted.detach().numpy() - was, atol=5e-5)
     for _ in range(3):
         run, _ = program(run)
     jax.effects_barrier()
