@@ -226,7 +226,6 @@ if __name__ == "__main__":
                 if shapes != {"step": (), "exp_avg": p.shape, "exp_avg_sq": p.shape}:
                     raise ValueError("an optimizer of other shapes")
             torch.set_rng_state(checkpoint["rng"])
-            torch.cuda.set_rng_state_all(checkpoint["cuda_rng"][: torch.cuda.device_count()])
             global_step = int(checkpoint["global_step"])
             assert global_step in range(0, args.total_timesteps + 1, args.num_envs), f"step {global_step} of another run"
             assert int(buffer.count[0]) in range(0, global_step + 1, args.num_envs), "a replay buffer of another run"
@@ -330,11 +329,8 @@ if __name__ == "__main__":
 
         # checkpoint
         if due(args.checkpoint_interval) or iteration + 1 == num_iterations:
-            checkpoint = {name: part.state_dict() for name, part in parts.items()} | {
-                "rng": torch.get_rng_state(),
-                "cuda_rng": torch.cuda.get_rng_state_all() if device.type == "cuda" else [],
-                "global_step": global_step,
-            }
+            checkpoint = {name: part.state_dict() for name, part in parts.items()}
+            checkpoint |= {"rng": torch.get_rng_state(), "global_step": global_step}  # nothing is drawn on a GPU
             writer.flush()  # the curves reach as far as the checkpoint
             (run_folder / "checkpoint.tmp").unlink(missing_ok=True)  # never write through a stranger's link
             torch.save(checkpoint, run_folder / "checkpoint.tmp")

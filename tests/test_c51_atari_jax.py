@@ -33,4 +33,6 @@ def reference_loss(names, params, target_params, batch):
 
 def test_c51_3_and_dqn_2_to_dqn_6_every_update_is_by_the_book(file, tmp_path, monkeypatch):
     """And [c51 4], Adam's epsilon of 0.01 / batch_size."""
-    follow_updates(file, tmp_path, monkeypatch, reference_loss, 0.01 / 16, 1, "--n-atoms", 7, "--v-min", -2, "--v-max", 2)
+    flags = ("--n-atoms", 7, "--v-min", -2, "--v-max", 2)
+    steps = follow_updates(file, tmp_path, monkeypatch, reference_loss, 0.01 / 16, 1, *flags)
+    assert steps == list(range(60, 241, 6))

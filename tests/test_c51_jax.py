@@ -9,12 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests import test_dqn_jax
 from tests.harness import FILES
 from tests.test_c51 import means, projected
 from tests.test_dqn import FUZZ
-from tests.test_dqn_jax import follow_updates, outputs
-from tests.test_dqn_jax import test_values_of_probes as values_of_probes
+from tests.test_dqn_jax import follow_schedule, follow_updates, learn_cartpole, learn_probe, outputs
 
 
 @pytest.fixture
@@ -67,12 +65,14 @@ def reference_loss(names, params, target_params, batch):
 
 def test_c51_3_cross_entropy_to_the_projected_target(file, tmp_path, monkeypatch):
     """Loss, gradient and Adam's step, with its epsilon of 0.01 / batch_size [c51 4], against those of a loop over the rows."""
-    follow_updates(file, monkeypatch, reference_loss, 0.01 / 16, "--n-atoms", 7, "--v-min", -2, "--v-max", 2)
+    flags = ("--n-atoms", 7, "--v-min", -2, "--v-max", 2)
+    assert follow_updates(file, monkeypatch, reference_loss, 0.01 / 16, *flags) == 2
 
 
 def test_dqn_3_dqn_5_dqn_6_updates_and_the_target_network(file, tmp_path):
     """With the actions of the highest means."""
-    test_dqn_jax.test_dqn_5_dqn_6_updates_and_the_target_network(file, tmp_path, 4, 2, 33, 30, 1)
+    updates, moves, other_best = follow_schedule(file, 4, 2, 33, 30, 1)
+    assert updates >= 20 and moves >= 3 and other_best > 0, "there was something to see"
 
 
 @pytest.mark.parametrize(
@@ -84,10 +84,12 @@ def test_dqn_3_dqn_5_dqn_6_updates_and_the_target_network(file, tmp_path):
     ],
 )
 def test_values_of_probes(file, tmp_path, probe, values):
-    values_of_probes(file, tmp_path, probe, 3, values)
+    learned, returns = learn_probe(file, tmp_path, probe, 3, values)
+    np.testing.assert_allclose(learned, list(values.values()), atol=0.1)
+    assert "Action" not in probe or returns == [1] * 40
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_learns_cartpole(file, tmp_path, seed):
-    test_dqn_jax.test_learns_cartpole(file, tmp_path, seed)
+    assert learn_cartpole(file, tmp_path, seed) >= 150

@@ -187,7 +187,7 @@ def reference_loss(names, params, target_params, batch):
 
 
 def follow_updates(file, monkeypatch, reference_loss, eps, *flags):
-    """Whether two updates in a row are those of a reference loss, when the rows that are drawn are the first, in order."""
+    """The number of updates in a row that were checked to be those of a reference loss, on the first rows, in order."""
     bounds, randint = [], jax.random.randint
 
     def draw(key, shape, low, high):
@@ -229,11 +229,12 @@ def follow_updates(file, monkeypatch, reference_loss, eps, *flags):
         run, _ = program(run)
     jax.effects_barrier()
     assert sorted(bounds) == [*range(4, 41, 4), 40], "what is drawn from are the steps that the buffer holds"
+    return 1 + update
 
 
 def test_dqn_4_a_cut_is_bootstrapped_and_an_end_is_not(file, tmp_path, monkeypatch):
     """Loss, gradient and Adam's step against those of the textbook's loss, left to autograd."""
-    follow_updates(file, monkeypatch, reference_loss, 1e-8)
+    assert follow_updates(file, monkeypatch, reference_loss, 1e-8) == 2
 
 
 @pytest.mark.parametrize(
@@ -241,9 +242,14 @@ def test_dqn_4_a_cut_is_bootstrapped_and_an_end_is_not(file, tmp_path, monkeypat
     [(1, 4, 30, 25, 1), (4, 2, 33, 30, 0.3), (2, 6, 7, 12, 1)],
 )
 def test_dqn_5_dqn_6_updates_and_the_target_network(file, tmp_path, num_envs, train_frequency, learning_starts, every, tau):
+    updates, moves, other_best = follow_schedule(file, num_envs, train_frequency, learning_starts, every, tau)
+    assert updates >= 20 and moves >= 3 and other_best > 0, "there was something to see"
+
+
+def follow_schedule(file, num_envs, train_frequency, learning_starts, every, tau):
     """Both counted in environment steps: an update every train_frequency, several in a row where the environments make more
     steps at once; the target network moves when it should, as far as it should, and is frozen in between. Without random
-    actions, every action is the best one by the network as it was after the last update."""
+    actions, every action is the best one by the network as it was after the last update. How often each was to be seen."""
     flags = (*SMALL, "--num-envs", num_envs, "--train-frequency", train_frequency, "--learning-starts", learning_starts)
     flags = (*flags, "--target-network-frequency", every, "--start-e", 0, "--end-e", 0, "--learning-rate", 0.02)
     if "c51" in file.stem:
@@ -273,7 +279,7 @@ def test_dqn_5_dqn_6_updates_and_the_target_network(file, tmp_path, num_envs, tr
         for t in range(len(rows)):
             np.testing.assert_array_equal(actions[t], q_values(names, old["params"], obs[t]).argmax(1))
             other_best += (actions[t] != q_values(names, old["target_params"], obs[t]).argmax(1)).sum()
-    assert moves >= 3 and updates >= 20 and other_best > 0
+    return updates, moves, other_best
 
 
 @pytest.mark.parametrize(
@@ -290,13 +296,18 @@ def test_dqn_5_dqn_6_updates_and_the_target_network(file, tmp_path, num_envs, tr
 )
 def test_values_of_probes(file, tmp_path, probe, num_envs, values):
     """And, where actions matter, that load_policy takes the right ones in fresh environments, as every evaluation does."""
+    learned, returns = learn_probe(file, tmp_path, probe, num_envs, values)
+    np.testing.assert_allclose(learned, list(values.values()), atol=0.1)
+    assert "Action" not in probe or returns == [1] * 40
+
+
+def learn_probe(file, tmp_path, probe, num_envs, observations):
+    """The values that are learned at observations, and the returns of some games after that."""
     flags = (*probe_flags(file), "--num-envs", num_envs, "--learning-rate", 0.01)
     flags = (*flags, "--end-e", 0.5)  # there is a value to learn for either action
     names = train(file, tmp_path, "--env-id", f"Probe/{probe}-v0", *flags)
-    learned = q_values(names, names["run"]["agent"]["params"], np.float32([[obs] for obs in values]))
-    np.testing.assert_allclose(learned, list(values.values()), atol=0.1)
-    if "Action" in probe:
-        assert play(names, only_run(tmp_path)) == [1] * 40
+    learned = q_values(names, names["run"]["agent"]["params"], np.float32([[obs] for obs in observations]))
+    return learned, play(names, only_run(tmp_path))
 
 
 def play(names, run, games=40):
@@ -314,9 +325,14 @@ def play(names, run, games=40):
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 def test_learns_cartpole(file, tmp_path, seed):
     """The one of gymnax, inside the program."""
+    assert learn_cartpole(file, tmp_path, seed) >= 150
+
+
+def learn_cartpole(file, tmp_path, seed):
+    """The mean return of the last 20 episodes."""
     names = train(file, tmp_path, *FAST_CARTPOLE, "--seed", seed)
     assert names["args"].gymnax
-    assert np.mean([value for _, value in scalars(only_run(tmp_path))["charts/episodic_return"]][-20:]) >= 150
+    return np.mean([value for _, value in scalars(only_run(tmp_path))["charts/episodic_return"]][-20:])
 
 
 # the same seed, the same run
