@@ -58,7 +58,7 @@ class Args:
     n_atoms: int = 51  # returns, evenly spaced, over which a distribution is learned
     v_min: float = -10.0  # smallest of them
     v_max: float = 10.0  # largest of them
-    cuda_graphs: bool = True  # on a GPU, record acting and learning once and replay them: the same sums, started faster
+    compile: bool = True  # on a GPU, record acting and learning once and replay them: the same sums, started faster
     buffer_size: int = 1_000_000  # steps that the replay buffer holds
     gamma: float = 0.99  # discount factor
     target_network_frequency: int = 10_000  # environment steps between two updates of the target network
@@ -294,7 +294,7 @@ if __name__ == "__main__":
         epsilon = np.interp(global_step, (0, args.exploration_fraction * args.total_timesteps), (args.start_e, args.end_e))
         chance, choice = torch.rand(2, args.num_envs).numpy()
         is_random, actions = chance < epsilon, (choice * action_space.n).astype(np.int64)
-        record = args.cuda_graphs and device.type == "cuda" and batch is not None  # a first update warms up
+        record = args.compile and device.type == "cuda" and batch is not None  # a first update warms up
         if not is_random.all():
             seen.copy_(torch.from_numpy(obs))
             if act_graph is None:

@@ -55,7 +55,7 @@ class Args:
     total_timesteps: int = 10_000_000  # environment steps of the whole run
     learning_rate: float = 1e-4  # learning rate
     num_envs: int = 1  # environments stepped side by side
-    cuda_graphs: bool = True  # on a GPU, record acting and learning once and replay them: the same sums, started faster
+    compile: bool = True  # on a GPU, record acting and learning once and replay them: the same sums, started faster
     buffer_size: int = 1_000_000  # steps that the replay buffer holds
     gamma: float = 0.99  # discount factor
     tau: float = 1.0  # how far the target network moves to the network when it is updated: all the way
@@ -276,7 +276,7 @@ if __name__ == "__main__":
         epsilon = np.interp(global_step, (0, args.exploration_fraction * args.total_timesteps), (args.start_e, args.end_e))
         chance, choice = torch.rand(2, args.num_envs).numpy()
         is_random, actions = chance < epsilon, (choice * action_space.n).astype(np.int64)
-        record = args.cuda_graphs and device.type == "cuda" and batch is not None  # a first update warms up
+        record = args.compile and device.type == "cuda" and batch is not None  # a first update warms up
         if not is_random.all():
             seen.copy_(torch.from_numpy(obs))
             if act_graph is None:

@@ -203,6 +203,7 @@ if __name__ == "__main__":
             raise SystemExit(f"{Path(__file__).name} needs {need}, which {args.env_id} does not have")
 
     # seed, build, restore
+    os.environ.setdefault("XLA_FLAGS", "--xla_gpu_deterministic_ops=true")  # the same bits on a GPU too
     jax.config.update("jax_platforms", None if args.cuda else "cpu")
     num_iterations, global_step = args.total_timesteps // args.num_envs, 0
     q_network, optimizer = QNetwork(int(action_space.n)), optax.adam(args.learning_rate)
@@ -278,9 +279,9 @@ if __name__ == "__main__":
     start = SessionLog(status=SessionLog.START)  # hides what was logged after the checkpoint
     writer.add_event(Event(wall_time=time.time(), step=global_step + 1, session_log=start))
 
-    def add_scalar(name, scalar, step):
-        summary = Summary(value=[Summary.Value(tag=name, simple_value=float(scalar))])
-        writer.add_event(Event(wall_time=time.time(), step=int(step), summary=summary))
+    def log(step, scalars):  # one event for all of them
+        values = [Summary.Value(tag=name, simple_value=float(scalar)) for name, scalar in scalars.items()]
+        writer.add_event(Event(wall_time=time.time(), step=int(step), summary=Summary(value=values)))
 
     videos, logged_videos = run_folder / "videos", set(run_folder.glob("videos/*.mp4"))
     if args.capture_video:
@@ -304,8 +305,8 @@ if __name__ == "__main__":
         progress.update(args.num_envs)
         for i in np.flatnonzero(infos.get("_episode", ())):
             episodic_return, episodic_length = infos["episode"]["r"][i], infos["episode"]["l"][i]
-            add_scalar("charts/episodic_return", episodic_return, global_step - args.num_envs + i + 1)
-            add_scalar("charts/episodic_length", episodic_length, global_step - args.num_envs + i + 1)
+            episode = {"charts/episodic_return": episodic_return, "charts/episodic_length": episodic_length}
+            log(global_step - args.num_envs + i + 1, episode)
             progress.set_postfix(episodic_return=f"{episodic_return:.1f}", refresh=False)
 
         # remember
@@ -321,10 +322,9 @@ if __name__ == "__main__":
 
         # log
         if is_learning and due(100 * args.train_frequency):
-            add_scalar("charts/epsilon", epsilon, global_step)
-            add_scalar("charts/SPS", int((global_step - start_step) / (time.time() - loop_start)), global_step)
-            add_scalar("losses/td_loss", td_loss, global_step)
-            add_scalar("losses/q_values", q_values, global_step)
+            steps_per_second = int((global_step - start_step) / (time.time() - loop_start))
+            log(global_step, {"charts/epsilon": epsilon, "charts/SPS": steps_per_second})
+            log(global_step, {"losses/td_loss": td_loss, "losses/q_values": q_values})
 
         # checkpoint
         if due(args.checkpoint_interval) or iteration + 1 == num_iterations:

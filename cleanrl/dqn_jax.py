@@ -237,6 +237,7 @@ if __name__ == "__main__":
             raise SystemExit(f"{Path(__file__).name} needs {need}, which {args.env_id} does not have")
 
     # seed, build, restore
+    os.environ.setdefault("XLA_FLAGS", "--xla_gpu_deterministic_ops=true")  # the same bits on a GPU too
     inputs = args.batch_size * np.prod(obs_space.shape)  # numbers read at an update; a GPU pays only from many on
     device = jax.devices()[0] if args.cuda and inputs >= 2**19 else jax.devices("cpu")[0]
     jax.config.update("jax_default_device", device)
@@ -290,9 +291,9 @@ if __name__ == "__main__":
     start = SessionLog(status=SessionLog.START)  # hides what was logged after the checkpoint
     writer.add_event(Event(wall_time=time.time(), step=global_step + 1, session_log=start))
 
-    def add_scalar(name, scalar, step):
-        summary = Summary(value=[Summary.Value(tag=name, simple_value=float(scalar))])
-        writer.add_event(Event(wall_time=time.time(), step=int(step), summary=summary))
+    def log(step, scalars):  # one event for all of them
+        values = [Summary.Value(tag=name, simple_value=float(scalar)) for name, scalar in scalars.items()]
+        writer.add_event(Event(wall_time=time.time(), step=int(step), summary=Summary(value=values)))
 
     videos, logged_videos = run_folder / "videos", set(run_folder.glob("videos/*.mp4"))
     if args.capture_video:
@@ -305,22 +306,20 @@ if __name__ == "__main__":
     progress = tqdm(initial=global_step, total=num_iterations // log_interval * call_steps, unit="step", unit_scale=True)
     for iteration in range(global_step // call_steps, num_iterations // log_interval):
         # act and learn, in one call of the program
-        run, ((is_over, returns, lengths), (td_losses, q_values)) = jax.block_until_ready(train(run))
-        is_over, returns, lengths = (np.asarray(x).reshape(-1) for x in (is_over, returns, lengths))
+        run, logs = train(run)
+        (is_over, returns, lengths), (td_losses, q_values) = jax.tree.map(np.ravel, jax.device_get(logs))
         for i in np.flatnonzero(is_over):
-            add_scalar("charts/episodic_return", returns[i], global_step + i + 1)
-            add_scalar("charts/episodic_length", lengths[i], global_step + i + 1)
+            log(global_step + i + 1, {"charts/episodic_return": returns[i], "charts/episodic_length": lengths[i]})
             progress.set_postfix(episodic_return=f"{returns[i]:.1f}", refresh=False)
         global_step += call_steps
         progress.update(call_steps)
 
         # log
-        if run["added"] >= args.learning_starts:
+        if int(run["added"]) >= args.learning_starts:
             epsilon = np.interp(global_step, (0, args.exploration_fraction * args.total_timesteps), (args.start_e, args.end_e))
-            add_scalar("charts/epsilon", epsilon, global_step)
-            add_scalar("charts/SPS", int((global_step - start_step) / (time.time() - loop_start)), global_step)
-            add_scalar("losses/td_loss", td_losses[-1, -1], global_step)
-            add_scalar("losses/q_values", q_values[-1, -1], global_step)
+            steps_per_second = int((global_step - start_step) / (time.time() - loop_start))
+            log(global_step, {"charts/epsilon": epsilon, "charts/SPS": steps_per_second})
+            log(global_step, {"losses/td_loss": td_losses[-1], "losses/q_values": q_values[-1]})
 
         # checkpoint
         if global_step % args.checkpoint_interval < call_steps or iteration + 1 == num_iterations // log_interval:

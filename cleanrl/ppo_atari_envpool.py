@@ -57,7 +57,7 @@ class Args:
     learning_rate: float = 2.5e-4  # learning rate at the start
     num_envs: int = 8  # environments stepped side by side
     num_pools: int = 2  # groups of environments: while some are stepped, the network looks at the others
-    cuda_graphs: bool = True  # on a GPU, record acting and learning once and replay them: the same sums, started faster
+    compile: bool = True  # on a GPU, record acting and learning once and replay them: the same sums, started faster
     num_steps: int = 128  # steps of each environment per iteration
     anneal_lr: bool = True  # lower the learning rate linearly to 0
     gamma: float = 0.99  # discount factor
@@ -281,7 +281,7 @@ if __name__ == "__main__":
     for iteration in range(global_step // batch_size, num_iterations):
         if args.anneal_lr:  # [core 4]
             learning_rate.fill_(args.learning_rate * (1 - iteration / num_iterations))
-        record = args.cuda_graphs and device.type == "cuda" and iteration > start_step // batch_size  # the first one warms up
+        record = args.compile and device.type == "cuda" and iteration > start_step // batch_size  # the first one warms up
 
         # act: for one pool after the other, while the rest are being stepped
         obs[0], is_last[0] = obs[-1], is_last[-1]

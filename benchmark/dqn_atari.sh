@@ -1,0 +1,8 @@
+#!/bin/sh
+# The runs behind the Atari tables of docs/rl-algorithms/{dqn,c51}.md, side by side on a machine with a GPU; they were stopped after
+# 700 seconds.
+set -e
+for file in dqn_atari c51_atari dqn_atari_jax c51_atari_jax; do
+    XLA_PYTHON_CLIENT_PREALLOCATE=false python cleanrl/$file.py --env-id PongNoFrameskip-v4 &
+done
+wait
