@@ -5,9 +5,10 @@
 
 Everything runs on the CPU, in one thread, one program after the other, round by round, so that a machine that slows down
 slows them all. Only the last 80% of each run count: imports, compilation and the first steps do not. Our file runs as it
-is; the settings are its defaults, and the peers get them from its run.json. Each peer has an environment of its own, made
-by uv, in which PyTorch and the other packages named below have their versions of constraints.txt. All log to TensorBoard, as
-ours does. Steps are counted as each program counts them: after an episode ours spends one on the reset, the peers none.
+is; the settings are its defaults, but for those in FLAGS, and the peers get them from its run.json. Each peer has an
+environment of its own, made by uv, in which PyTorch and the other packages named below have their versions of
+constraints.txt. All log to TensorBoard, as ours does. Steps are counted as each program counts them: after an episode ours
+spends one on the reset, the peers none.
 """
 
 import json
@@ -27,14 +28,25 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 # algorithm: peer: its name, its program in cleanrl_utils/speed_peers, and the packages it runs on (where no version is
 # given, that of constraints.txt); or the name of another of our files, which runs as it is
 SB3 = "stable-baselines3==2.9.2 torch gymnasium numpy tensorboard"
+SBX = "sbx-rl==0.28.0 jax jaxlib flax optax torch gymnasium numpy tensorboard"
+MUJOCO = " mujoco imageio"
 PEERS = {
     "ppo": {
         "sb3": ("Stable-Baselines3", "sb3_ppo.py", SB3),
-        "sbx": ("SBX", "sbx_ppo.py", "sbx-rl==0.28.0 jax jaxlib flax optax torch gymnasium numpy tensorboard"),
+        "sbx": ("SBX", "sbx_ppo.py", SBX),
     },
     "dqn": {"sb3": ("Stable-Baselines3", "sb3_dqn.py", SB3)},
     "dqn_jax": {"dqn": ("cleanrl/dqn.py", "dqn", "")},
-    "ppo_continuous_action": {"sb3": ("Stable-Baselines3", "sb3_ppo.py", SB3 + " mujoco imageio")},
+    "ppo_continuous_action": {"sb3": ("Stable-Baselines3", "sb3_ppo.py", SB3 + MUJOCO)},
+    "td3_continuous_action": {"sb3": ("Stable-Baselines3", "sb3_off_policy.py", SB3 + MUJOCO)},
+    "sac_continuous_action": {"sb3": ("Stable-Baselines3", "sb3_off_policy.py", SB3 + MUJOCO)},
+    "td3_continuous_action_jax": {"sbx": ("SBX", "sbx_off_policy.py", SBX + MUJOCO)},
+    "sac_continuous_action_jax": {"sbx": ("SBX", "sbx_off_policy.py", SBX + MUJOCO)},
+}
+FLAGS = {  # beside those of the command line, for ours and all its peers
+    name: ["--env-id", "HalfCheetah-v4", "--learning-starts", 500]
+    for name in PEERS
+    if name.startswith(("td3", "sac"))  # so that short runs learn, too
 }
 WARM_UP = 0.2  # share of the steps that does not count
 ROOT = Path(__file__).resolve().parents[1]
@@ -128,7 +140,7 @@ def main(args):
     rounds, versions = [], {}
     for seed in range(1, args.rounds + 1):
         with tempfile.TemporaryDirectory() as folder:  # so that no run folder lands where the user is
-            flags = ["--seed", seed, "--total-timesteps", args.total_timesteps]
+            flags = ["--seed", seed, "--total-timesteps", args.total_timesteps, *FLAGS.get(args.algorithm, [])]
             about, marks = run_ours(file, flags, folder)
             settings = json.dumps(about["args"])
             figures, versions["ours"] = {"ours": measure(marks)}, about["packages"]

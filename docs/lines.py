@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LINK = re.compile(r'\[line \d+\]\((?P<path>\S+/(?P<name>\w+\.py))#L\d+ "(?P<family>[a-z]+) (?P<number>\d+)"\)')
+LINK = re.compile(r'\[line \d+\]\((?P<path>\S+/(?P<name>\w+\.py))#L\d+ "(?P<family>[a-z][a-z0-9]*) (?P<number>\d+)"\)')
 
 
 def line_of(name, family, number):

@@ -34,13 +34,15 @@ def make_pool(task_id, real=None, **settings):
 
 
 def train(file, folder, *flags, on_update=None):
-    """Run an algorithm file inside folder and return its global names; on_update(names) looks at them before each update."""
+    """Run an algorithm file inside folder and return its global names; on_update(names) looks at them before each update, at
+    the optimizer that makes it, and at the names of the function that it is in."""
 
-    def look(*_):
-        frame = sys._getframe()
+    def look(optimizer, *_):
+        frame, names = sys._getframe(), {"optimizer": optimizer}
         while frame.f_globals.get("__file__") != str(file) or frame.f_code.co_name != "<module>":
+            names = {**frame.f_locals, **names} if frame.f_globals.get("__file__") == str(file) else names
             frame = frame.f_back
-        on_update(frame.f_globals)
+        on_update(frame.f_globals | names)
 
     if "envpool" in Path(file).stem:
         import envpool
@@ -80,9 +82,9 @@ def read_checkpoint(run):
 
 
 def weights(run):
-    """What acts: PPO's agent, or the network of a value learner."""
+    """What acts: PPO's agent, the actor of continuous control, or the network of a value learner."""
     checkpoint = read_checkpoint(run)
-    return next(checkpoint[name] for name in ("agent", "q_network", "params") if name in checkpoint)
+    return next(checkpoint[name] for name in ("agent", "actor", "q_network", "params") if name in checkpoint)
 
 
 def same(a, b):

@@ -254,6 +254,24 @@ class ContinuousTargetFromObs(ValueFromObs):
         return -float((action[0] - self.obs[0] / 2) ** 2)
 
 
+class UnevenActions(Probe):
+    """Two rows and two columns of actions, each with bounds of its own and a right place between them, as a share of its
+    width: the reward is minus the squared distance to that."""
+
+    action_space = gym.spaces.Box(np.float32([[0, -3], [10, -1]]), np.float32([[1, 5], [10.5, 100]]))
+
+    def reward(self, action):
+        assert self.action_space.contains(action), f"{action} is not an action"
+        low, high = self.action_space.low, self.action_space.high
+        return -float(np.sum(((action - low) / (high - low) - np.array([[0.2, 0.4], [0.6, 0.8]])) ** 2))
+
+
+class UnboundedActions(Probe):
+    """Any number is an action."""
+
+    action_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+
+
 class ShiftedMultiDiscrete(Probe):
     """Two parts that count from 3 and from -1: the right answers are 4 and 1, and every right part pays 1."""
 

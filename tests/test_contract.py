@@ -24,9 +24,13 @@ from tests.harness import FILES, PPO, about, only_run, probe, read_checkpoint, s
 
 TORCH = [stem for stem in FILES if "_jax" not in stem]  # how the others resume is tested in their own files
 LOSSES = {"dqn": "losses/td_loss", "c51": "losses/loss", "ppo": "losses/value_loss", "rpo": "losses/value_loss"}
+LOSSES |= dict.fromkeys(["ddp", "td3", "sac"], "losses/qf1_loss")
+SCHEDULES = {"dqn": "charts/epsilon", "c51": "charts/epsilon", "ppo": "charts/learning_rate", "rpo": "charts/learning_rate"}
 SMALL = ("--num-envs", 2, "--num-minibatches", 2, "--update-epochs", 2, "--checkpoint-interval", 1)
 SMALL_VALUE = ("--num-envs", 2, "--learning-starts", 10, "--train-frequency", 4, "--batch-size", 2, "--buffer-size", 64)
 SMALL_VALUE = (*SMALL_VALUE, "--target-network-frequency", 14, "--checkpoint-buffer")
+SMALL_CONTROL = ("--env-id", "Pendulum-v1", "--num-envs", 2, "--learning-starts", 10, "--batch-size", 2, "--buffer-size", 64)
+SMALL_CONTROL = (*SMALL_CONTROL, "--checkpoint-buffer")
 needs_fork = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 
 
@@ -41,32 +45,42 @@ def file(request):
 
 
 def learns_values(file):
-    return file.stem[:3] in ("dqn", "c51")
+    """Of discrete actions, from a replay buffer."""
+    return file.stem[:3] in ("dqn", "c51") or file.stem == "sac_atari"
 
 
-VALUE_LEARNERS = [stem for stem in TORCH if learns_values(FILES[stem])]
+def learns_control(file):
+    """Continuous actions, from a replay buffer."""
+    return "_continuous_action" in file.stem and file.stem[1:3] != "po"
+
+
+def has_replay(file):
+    return learns_values(file) or learns_control(file)
 
 
 def iteration(file):
     """Environment steps between two checkpoints, with the flags below: few where there is a large network."""
-    return 16 if "_atari" in file.stem else 64
+    return 16 if "_atari" in file.stem or learns_control(file) else 64
 
 
 def small(file, *flags):
     if learns_values(file):
-        return (*SMALL_VALUE, "--checkpoint-interval", iteration(file), *flags)
+        flags = (*SMALL_VALUE, "--checkpoint-interval", iteration(file), *flags)
+        return [{"--train-frequency": "--update-frequency"}.get(flag, flag) for flag in flags] if "sac" in file.stem else flags
+    if learns_control(file):
+        return (*SMALL_CONTROL, "--checkpoint-interval", iteration(file), *flags)
     quick = ("--env-id", "Pendulum-v1") if "_continuous" in file.stem else ()  # MuJoCo's videos need OpenGL
     return (*quick, *SMALL, "--num-steps", iteration(file) // 2, *flags)
 
 
 def with_curves(file, *flags):
-    """The same with losses that are logged soon: value learners log every hundredth update."""
+    """The same with losses that are logged soon: who has a replay buffer logs every hundredth update."""
     return small(file, *(("--train-frequency", 1) if learns_values(file) else ()), *flags)
 
 
 def logged_steps(file, total):
     """The steps at which those are logged."""
-    every = 100 if learns_values(file) else iteration(file)
+    every = 100 if has_replay(file) else iteration(file)
     return list(range(every, total + 1, every))
 
 
@@ -183,14 +197,68 @@ C51_REFUSALS = [
 ]
 
 
+CONTROL_REFUSALS = [
+    (("--num-envs", 0), "num_envs > 0 must hold"),
+    (("--batch-size", 0), "0 < batch_size < 2**24 must hold"),
+    (("--batch-size", 2**24), "0 < batch_size < 2**24 must hold"),
+    (("--utd", 0), "utd > 0 must hold"),
+    (("--policy-frequency", 0), "policy_frequency > 0 must hold"),
+    (("--checkpoint-interval", 0), "checkpoint_interval > 0 must hold"),
+    (("--learning-starts", 0), "learning_starts > 0 must hold"),
+    (("--num-envs", 8, "--total-timesteps", 7), "total_timesteps >= num_envs must hold"),
+    (("--num-envs", 8, "--buffer-size", 7), "num_envs <= buffer_size < 2**31 must hold"),
+    (("--buffer-size", 2**31), "num_envs <= buffer_size < 2**31 must hold"),
+    (("--gamma", 1.1), "0 <= gamma <= 1 must hold"),
+    (("--tau", "nan"), "0 <= tau <= 1 must hold"),
+    (("--seed", -1), "0 <= seed < 2**63 must hold"),
+    (("--seed", 2**63), "0 <= seed < 2**63 must hold"),
+    (("--env-id", "NoSuchEnv-v0"), "cannot make NoSuchEnv-v0"),
+    (("--env-id", "no_such_module:Env-v0"), "no_such_module"),
+    (("--env-id", "CartPole-v1"), "needs bounded Box actions, which CartPole-v1 does not have"),
+    (("--env-id", "Probe/UnboundedActions-v0"), "needs bounded Box actions, which Probe/UnboundedActions-v0"),
+    (("--env-id", "Probe/SameStep-v0"), "cannot make Probe/SameStep-v0"),
+    (("--env-id", "ContinuousProbe/ConstantValue-v0", "--capture-video"), "rgb_array"),
+    (("--resume", "nowhere"), "cannot resume nowhere"),
+    (("--resume", "nowhere", "--checkpoint-buffer"), "give no others"),
+]
+NOISE_REFUSALS = [
+    (("--exploration-noise", -0.1), "0 <= exploration_noise < 1e9 must hold"),
+    (("--exploration-noise", "nan"), "0 <= exploration_noise < 1e9 must hold"),
+    (("--learning-rate", 0), "0 < learning_rate < 1e9 must hold"),
+    (("--learning-rate", "inf"), "0 < learning_rate < 1e9 must hold"),
+]
+TD3_REFUSALS = [
+    (("--policy-noise", "nan"), "0 <= policy_noise < 1e9 must hold"),
+    (("--noise-clip", -0.5), "0 <= noise_clip < 1e9 must hold"),
+]
+SAC_REFUSALS = [
+    (("--policy-lr", "nan"), "0 < policy_lr < 1e9 must hold"),
+    (("--q-lr", 0), "0 < q_lr < 1e9 must hold"),
+    (("--alpha", 0), "0 < alpha < 1e9 must hold"),
+    (("--alpha", "inf"), "0 < alpha < 1e9 must hold"),
+    (("--target-network-frequency", 0), "target_network_frequency > 0 must hold"),
+]
+SAC_ATARI_REFUSALS = [
+    (("--update-frequency", 0), "update_frequency > 0 must hold"),
+    (("--target-entropy-scale", 1.1), "0 <= target_entropy_scale <= 1 must hold"),
+    (("--target-entropy-scale", "nan"), "0 <= target_entropy_scale <= 1 must hold"),
+    (("--num-envs", 8, "--learning-starts", 31), "learning_starts >= 4 * num_envs must hold"),
+    (("--num-envs", 8, "--buffer-size", 63), "8 * num_envs <= buffer_size < 2**31 must hold"),
+]
+
+
 @pytest.mark.parametrize(
     ("stem", "flags", "words"),
     [("dqn", *refusal) for refusal in VALUE_REFUSALS + DQN_REFUSALS]
     + [("c51", *refusal) for refusal in VALUE_REFUSALS + C51_REFUSALS]
     + [("dqn_jax", *refusal) for refusal in JAX_REFUSALS + DQN_REFUSALS]
-    + [("c51_jax", *refusal) for refusal in C51_REFUSALS],
+    + [("c51_jax", *refusal) for refusal in C51_REFUSALS]
+    + [("ddpg_continuous_action", *refusal) for refusal in CONTROL_REFUSALS + NOISE_REFUSALS]
+    + [("td3_continuous_action", *refusal) for refusal in TD3_REFUSALS]
+    + [("sac_continuous_action", *refusal) for refusal in CONTROL_REFUSALS + SAC_REFUSALS]
+    + [("sac_atari", *refusal) for refusal in SAC_REFUSALS + SAC_ATARI_REFUSALS],
 )
-def test_bad_commands_of_value_learners_get_one_line(tmp_path, stem, flags, words):
+def test_bad_commands_of_off_policy_files_get_one_line(tmp_path, stem, flags, words):
     assert words in refuse(FILES[stem], tmp_path, *flags)
 
 
@@ -263,6 +331,14 @@ VALUE_FLAGS = {
     **{flag: [None, "1", "x"] for flag in ("cuda", "torch-deterministic", "checkpoint-buffer", "no-checkpoint-buffer")},
 }
 
+CONTROL_FLAGS = {
+    **dict.fromkeys(["learning-rate", "gamma", "tau", "batch-size", "policy-frequency", "checkpoint-interval"], NUMBERS),
+    **dict.fromkeys(["exploration-noise", "policy-noise", "noise-clip", "learning-starts", "buffer-size", "seed"], NUMBERS),
+    **dict.fromkeys(["num-envs", "total-timesteps", "utd"], NUMBERS[:-1]),
+    **dict.fromkeys(["env-id", "exp-name", "resume", "wandb-entity"], TEXTS),
+    **{flag: [None, "1", "x"] for flag in ("cuda", "compile", "no-compile", "torch-deterministic", "no-checkpoint-buffer")},
+}
+
 
 def commands(flags):
     """Lists of flags, each with one of the values that are to be tried for it."""
@@ -285,6 +361,13 @@ def test_fuzzed_commands(file, tmp_path, pairs):
 @given(commands(VALUE_FLAGS))
 def test_fuzzed_commands_of_value_learners(file, tmp_path, pairs):
     assert is_finished_or_refused(file, tmp_path, ("--total-timesteps", 64, *SMALL_VALUE), pairs)
+
+
+@files("td3_continuous_action")
+@fuzz
+@given(commands(CONTROL_FLAGS))
+def test_fuzzed_commands_of_continuous_control(file, tmp_path, pairs):
+    assert is_finished_or_refused(file, tmp_path, ("--total-timesteps", 24, *SMALL_CONTROL), pairs)
 
 
 def is_finished_or_refused(file, tmp_path, start, pairs):
@@ -336,11 +419,9 @@ def test_run_folder(file, tmp_path, monkeypatch):
 def test_no_episode_is_lost(file, tmp_path):
     """All environments of MarkedLast end together, each at a step of its own: after 3 steps, or 4 with a reset."""
     flags = ("--num-envs", 5, "--total-timesteps", 100, "--env-id", probe(file, "MarkedLast"))
-    rollout = (
-        ("--train-frequency", 5, "--learning-starts", 20)
-        if learns_values(file)
-        else ("--num-steps", 10, "--num-minibatches", 1)
-    )
+    rollout = ("--num-steps", 10, "--num-minibatches", 1)
+    rollout = ("--train-frequency", 5, "--learning-starts", 20) if learns_values(file) else rollout
+    rollout = ("--learning-starts", 20) if learns_control(file) else rollout
     pools = ("--num-pools", 1) if "envpool" in file.stem else ()
     train(file, tmp_path, *small(file, *flags, *rollout, *pools))
     logged = scalars(only_run(tmp_path))
@@ -398,8 +479,8 @@ def test_curves_and_schedules_continue(file, tmp_path):
     run = interrupted(file, tmp_path / "cut", flags, after=6)
     train(file, tmp_path / "cut", "--resume", run)
     whole, cut = scalars(only_run(tmp_path / "whole")), scalars(run)
-    schedule, loss = "charts/epsilon" if learns_values(file) else "charts/learning_rate", LOSSES[file.stem[:3]]
-    assert cut[schedule] == whole[schedule]
+    schedule, loss = SCHEDULES.get(file.stem[:3], "global_step"), LOSSES[file.stem[:3]]
+    assert cut.get(schedule) == whole.get(schedule) and (schedule in cut) == (file.stem[:3] in SCHEDULES)
     assert [step for step, _ in cut[loss]] == logged_steps(file, 8 * iteration(file)), "each step once"
     for name in (loss, "charts/episodic_return"):  # up to the checkpoint the very same
         before = len([step for step, _ in whole[name] if step <= 6 * iteration(file)])
@@ -410,7 +491,7 @@ def test_curves_and_schedules_continue(file, tmp_path):
 
 @files(*TORCH)
 def test_resume_before_the_first_checkpoint_starts_over(file, tmp_path):
-    interval = 2 * iteration(file) if learns_values(file) else 2
+    interval = 2 * iteration(file) if has_replay(file) else 2
     flags = with_curves(file, "--total-timesteps", 2 * iteration(file), "--checkpoint-interval", interval)
     train(file, tmp_path / "whole", *flags)
     run = interrupted(file, tmp_path / "cut", flags, after=0)
@@ -421,7 +502,7 @@ def test_resume_before_the_first_checkpoint_starts_over(file, tmp_path):
     assert {**cut, "charts/SPS": None} == {**whole, "charts/SPS": None}
 
 
-@files("dqn", "dqn_atari")
+@files("dqn", "dqn_atari", "sac_atari", "ddpg_continuous_action")
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_resumed_run_learns_when_it_has_a_buffer(file, tmp_path, kept):
     """At once where it was kept; if not, after as many steps as at the start, or it would learn a few transitions by heart."""
@@ -431,22 +512,27 @@ def test_a_resumed_run_learns_when_it_has_a_buffer(file, tmp_path, kept):
     assert ("buffer" in read_checkpoint(run)) == kept and step_of(run) == 2 * iteration(file)
     updates, before = [], weights(run)
     names = train(file, tmp_path, "--resume", run, on_update=lambda names: updates.append(names["global_step"]))
-    first = 2 * iteration(file) + (2 if kept else 20)
-    assert updates == [step for step in range(first, 4 * iteration(file) + 1) if step % 4 == 0]
+    first, every = 2 * iteration(file) + (2 if kept else 20), 2 if learns_control(file) else 4
+    assert sorted(set(updates)) == [step for step in range(first, 4 * iteration(file) + 1) if step % every == 0]
     assert names["buffer"].count[0] == (4 if kept else 2) * iteration(file) and not same(weights(run), before)
 
 
-@files(*VALUE_LEARNERS)
+@files(*(stem for stem in TORCH if has_replay(FILES[stem])))
 def test_nothing_leads_across_a_resume(file, tmp_path):
     """It cuts MarkedLast's episodes in the middle; what came before must not lead to, nor be seen in, the next ones' start."""
-    flags = ("--env-id", probe(file, "MarkedLast"), "--batch-size", 8, "--train-frequency", 1, "--total-timesteps", 48)
+    flags = ("--env-id", probe(file, "MarkedLast"), "--batch-size", 8, "--total-timesteps", 48)
     seen = set()
 
     def look(names):
-        batch = names["b_stacks"][..., 0, 0] if "_atari" in file.stem else torch.cat([names["b_obs"], names["b_next_obs"]], 1)
+        if learns_control(file):
+            batch = names["batch"][:, [0, 3]]  # before the next observation come the action and the reward
+        elif "_atari" in file.stem:
+            batch = names["b_stacks"][..., 0, 0]
+        else:
+            batch = torch.cat([names["b_obs"], names["b_next_obs"]], 1)
         seen.update(tuple(row) for row in batch.tolist())
 
-    flags = small(file, *flags, "--checkpoint-interval", 20)  # after two episodes and their resets, and half of the third
+    flags = with_curves(file, *flags, "--checkpoint-interval", 20)  # after two episodes with their resets, and half of another
     run = interrupted(file, tmp_path, flags, after=1, interval=20, on_update=look)
     assert step_of(run) == 20
     train(file, tmp_path, "--resume", run, on_update=look)
@@ -457,7 +543,7 @@ def test_nothing_leads_across_a_resume(file, tmp_path):
         assert all(after - before == pytest.approx(1 / 3) for before, after in seen)
 
 
-@files("ppo", "ppo_continuous_action", "ppo_atari_envpool", "dqn")
+@files("ppo", "ppo_continuous_action", "ppo_atari_envpool", "dqn", "td3_continuous_action")
 def test_resuming_a_finished_run_changes_nothing(file, tmp_path):
     train(file, tmp_path, *small(file, "--total-timesteps", iteration(file)))
     run = only_run(tmp_path)
@@ -499,7 +585,7 @@ def test_videos_of_a_resumed_run_stand_beside_the_first(file, tmp_path):
         (lambda run: torch.save([1, 2], run / "checkpoint.pt"), "TypeError"),
     ],
 )
-@files("ppo", "ppo_continuous_action", "ppo_atari_envpool", "dqn")
+@files("ppo", "ppo_continuous_action", "ppo_atari_envpool", "dqn", "td3_continuous_action")
 def test_damaged_runs_get_one_line(file, tmp_path, damage, words):
     train(file, tmp_path, *small(file, "--total-timesteps", iteration(file)))
     damage(only_run(tmp_path))
@@ -524,7 +610,7 @@ def edit(run, **args):
     (run / "run.json").write_text(json.dumps(told))
 
 
-@files("ppo", "ppo_continuous_action", "ppo_atari_envpool", "dqn")
+@files("ppo", "ppo_continuous_action", "ppo_atari_envpool", "dqn", "td3_continuous_action")
 def test_a_failed_write_leaves_the_last_checkpoint(file, tmp_path, monkeypatch):
     """As when the disk is full: half of the bytes arrive, then the error."""
     real_save, saves = torch.save, []
@@ -538,12 +624,12 @@ def test_a_failed_write_leaves_the_last_checkpoint(file, tmp_path, monkeypatch):
 
     monkeypatch.setattr(torch, "save", save)
     with pytest.raises(OSError, match="No space"):
-        train(file, tmp_path, *with_curves(file, "--total-timesteps", 5 * iteration(file)))
+        train(file, tmp_path, *with_curves(file, "--total-timesteps", 7 * iteration(file)))
     monkeypatch.undo()
     assert not refused(file, tmp_path, "--resume", only_run(tmp_path))
-    assert step_of(only_run(tmp_path)) == 5 * iteration(file)
+    assert step_of(only_run(tmp_path)) == 7 * iteration(file)
     logged = [step for step, _ in scalars(only_run(tmp_path))[LOSSES[file.stem[:3]]]]
-    assert logged == logged_steps(file, 5 * iteration(file))
+    assert logged == logged_steps(file, 7 * iteration(file))
 
 
 def refused(file, folder, *flags):
@@ -561,11 +647,11 @@ class Bomb:
         return (Path.touch, (Path("owned"),))
 
 
-@files("ppo", "ppo_continuous_action", "ppo_atari_envpool", "dqn")
+@files("ppo", "ppo_continuous_action", "ppo_atari_envpool", "dqn", "td3_continuous_action")
 @pytest.mark.parametrize("save", ["torch", "pickle"])
 def test_a_pickle_bomb_does_not_go_off(file, tmp_path, save):
     train(file, tmp_path, *small(file, "--total-timesteps", iteration(file)))
-    path, bomb = only_run(tmp_path) / "checkpoint.pt", dict.fromkeys(("agent", "q_network", "optimizer"), Bomb())
+    path, bomb = only_run(tmp_path) / "checkpoint.pt", dict.fromkeys(("agent", "actor", "q_network", "optimizer"), Bomb())
     torch.save(bomb, path) if save == "torch" else path.write_bytes(pickle.dumps(bomb))
     assert "UnpicklingError" in refuse(file, tmp_path, "--resume", only_run(tmp_path))
     assert not (tmp_path / "owned").exists()
@@ -589,35 +675,41 @@ MOMENTS = {"short": lambda shape: torch.zeros(1), "bare": lambda shape: torch.ze
 MOMENTS["thin"] = lambda shape: torch.zeros(1).expand(shape)  # of the right shape, in the memory of one number
 
 
-@files("ppo", "ppo_continuous_action", "ppo_atari_envpool", "dqn")
+@files("ppo", "ppo_continuous_action", "ppo_atari_envpool", "dqn", "td3_continuous_action", "sac_continuous_action")
 @pytest.mark.parametrize("moment", list(MOMENTS))
 def test_a_strangers_optimizer_is_refused(file, tmp_path, moment):
     """Fused Adam writes as many numbers as the weights have, however few its state has room for."""
     train(file, tmp_path, *small(file, "--total-timesteps", iteration(file)))
-    state = read_checkpoint(only_run(tmp_path))["optimizer"]
-    entry = next(entry for entry in state["state"].values() if entry["exp_avg"].shape[:2] in ((64, 64), (64, 32), (84, 120)))
-    entry["exp_avg"] = MOMENTS[moment](entry["exp_avg"].shape)
-    change(only_run(tmp_path), optimizer=state)
-    assert "an optimizer of other shapes" in refuse(file, tmp_path, "--resume", only_run(tmp_path))
+    checkpoint = read_checkpoint(only_run(tmp_path))
+    names = [name for name in checkpoint if re.fullmatch("(actor_|q_)?optimizer", name)]
+    assert len(names) == (2 if learns_control(file) else 1)
+    for name in names:
+        state = read_checkpoint(only_run(tmp_path))[name]
+        entry = max(state["state"].values(), key=lambda entry: entry["exp_avg"].numel())
+        entry["exp_avg"] = MOMENTS[moment](entry["exp_avg"].shape)
+        torch.save(checkpoint | {name: state}, only_run(tmp_path) / "checkpoint.pt")
+        assert "an optimizer of other shapes" in refuse(file, tmp_path, "--resume", only_run(tmp_path))
+        torch.save(checkpoint, only_run(tmp_path) / "checkpoint.pt")
 
 
-@files("dqn")
+@files("dqn", "td3_continuous_action")
 def test_a_strangers_buffer_is_refused(file, tmp_path):
     """Who believed it would learn from steps that nobody made, or read beyond its end."""
     train(file, tmp_path, *small(file, "--total-timesteps", iteration(file)))
     run, told = only_run(tmp_path), lambda: refuse(file, tmp_path, "--resume", only_run(tmp_path))
     buffer = read_checkpoint(run)["buffer"]
     assert buffer["added"].item() == iteration(file)
-    for added in (-2, 3, iteration(file) + 2):  # two environments are stepped side by side
+    odd = () if learns_control(file) else (3,)  # two environments are stepped, and here also remembered, side by side
+    for added in (-2, *odd, iteration(file) + 2):
         change(run, buffer=buffer | {"added": torch.tensor([added])})
         assert told().startswith(f"cannot resume {run}: AssertionError: a replay buffer of another run"), added
-    rewards = buffer["rewards"]
-    others = [{name: column[1:]} for name, column in buffer.items()]
-    others += [{"rewards": other} for other in (torch.cat([rewards, rewards]), rewards[:, None], rewards[0], "x", None)]
+    column = "rows" if learns_control(file) else "rewards"
+    rows, others = buffer[column], [{name: values[1:]} for name, values in buffer.items()]
+    others += [{column: other} for other in (torch.cat([rows, rows]), rows[:, None], rows[0], "x", None)]
     for other in others:
         change(run, buffer=buffer | other)
         assert told().startswith(f"cannot resume {run}: RuntimeError: Error(s) in loading state_dict"), other
-    for other in ({}, {**buffer, "more": rewards}, [], None):
+    for other in ({}, {**buffer, "more": rows}, [], None):
         change(run, buffer=other)
         assert told().startswith(f"cannot resume {run}: "), other
     checkpoint = read_checkpoint(run)
@@ -746,8 +838,7 @@ def test_wandb_offline_really_logs(file, tmp_path):
             history.setdefault(item.key or "/".join(item.nested_key), []).append(json.loads(item.value_json))
     assert (told.run_id, told.project, list(told.tags)) == (run.name, "cleanRL", ["pr-7"])
     assert {"seed", "env_id"} <= {item.key or item.nested_key[0] for item in told.config.update}
-    schedule = "charts/epsilon" if learns_values(file) else "charts/learning_rate"
-    for name in ("charts/episodic_return", LOSSES[file.stem[:3]], schedule):
+    for name in ("charts/episodic_return", LOSSES[file.stem[:3]], SCHEDULES[file.stem[:3]]):
         assert history[name] == pytest.approx([value for _, value in scalars(run)[name]]), name
     assert set(history["videos/_type"]) == {"video-file"} and len(history["videos/path"]) >= 2
     assert all((log.parent / "files" / path).stat().st_size > 1000 for path in history["videos/path"])
@@ -765,7 +856,7 @@ def test_tracking_without_a_login_is_refused(file, tmp_path):
 # speed is chosen by measurement, not by what the machine has
 
 
-@files(*(stem for stem in TORCH if "_atari" not in stem))
+@files(*(stem for stem in TORCH if "_atari" not in stem and not learns_control(FILES[stem])))
 def test_small_networks_stay_on_one_thread_of_the_cpu(file, tmp_path):
     torch.set_num_threads(2)
     names = train(file, tmp_path, *small(file, "--total-timesteps", iteration(file)))

@@ -71,8 +71,12 @@ def test_command_runs(checkout, command):
     elif (algorithm := re.match(r"python (?:-i )?cleanrl/(\w+).py", words)) and not re.search(r"--help|--resume", words):
         num_envs = int((re.search(r"--num-envs (\d+)", words) or [0, 8])[1])
         large = f" --num-steps 4 --update-epochs 1 --total-timesteps {4 * num_envs}"
-        large = " --learning-starts 16 --total-timesteps 32" if re.match("dqn|c51", algorithm[1]) else large
-        words += large if "_atari" in algorithm[1] else " --total-timesteps 2048"
+        large = " --learning-starts 16 --total-timesteps 32" if re.match("dqn|c51|sac", algorithm[1]) else large
+        off_policy = " --learning-starts 100 --total-timesteps 200"  # enough to learn a little
+        heavy = " --learning-starts 16 --total-timesteps 32 --batch-size 16"
+        small = off_policy if re.match("ddpg|td3|sac", algorithm[1]) else " --total-timesteps 2048"
+        small = heavy if re.match("tqc|droq|crossq", algorithm[1]) else small
+        words += large if "_atari" in algorithm[1] else small
     words = words.replace("results/export.py ppo runs", "results/export.py ppo published")
     if "published" in words:  # results are exported from finished runs of all environments; here, one
         shutil.copytree(run, checkout / "published" / run.name, dirs_exist_ok=True)
@@ -114,7 +118,9 @@ def test_plain_pip(tmp_path):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_lines_tests_and_files_exist(page):
     text = page.read_text()
-    assert load(ROOT / "docs" / "lines.py").renumber(text) == text, "run: python docs/lines.py"
+    lines = load(ROOT / "docs" / "lines.py")
+    assert lines.renumber(text) == text, "run: python docs/lines.py"
+    assert len(lines.LINK.findall(text)) == text.count("[line "), "a link to a line that docs/lines.py does not see"
     for target in re.findall(r"\]\((?!https?://)([^)#\s]+)", text):
         assert (page.parent / target).exists(), target
     for test, path in re.findall(r"\[`(test_\w+)`\]\(([^)\s]+)\)", text):
@@ -131,6 +137,12 @@ DETAILS = {  # of each family: the file that shows them, how many there are, and
     "dqn": ("dqn", 6, "dqn.md"),
     "frames": ("dqn_atari", 2, "dqn.md"),
     "c51": ("c51", 4, "c51.md"),
+    "ddpg": ("ddpg_continuous_action", 6, "ddpg.md"),
+    "td3": ("td3_continuous_action", 3, "td3.md"),
+    "sac": ("sac_(?:continuous_action|atari)", 6, "sac.md"),  # the sixth is shown by the second of them
+    "tqc": ("tqc_continuous_action_jax", 3, "tqc.md"),
+    "droq": ("droq_continuous_action_jax", 4, "droq.md"),
+    "crossq": ("crossq_continuous_action_jax", 3, "crossq.md"),
 }
 
 
@@ -144,7 +156,7 @@ def test_every_marked_detail_is_explained_and_tested(family):
 
 @pytest.mark.parametrize("file", sorted((ROOT / "cleanrl").glob("*.py")), ids=lambda file: file.stem)
 def test_no_mark_without_a_detail(file):
-    for family, numbers in re.findall(r"\[([a-z]+) (\d+(?:, \d+)*)\]", file.read_text().split("class Args")[1]):
+    for family, numbers in re.findall(r"\[([a-z][a-z0-9]*) (\d+(?:, \d+)*)\]", file.read_text().split("class Args")[1]):
         assert family in DETAILS and max(map(int, numbers.split(", "))) <= DETAILS[family][1]
 
 

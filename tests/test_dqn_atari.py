@@ -155,7 +155,8 @@ def make_network(file):
     """The network of a file for six actions and, where it takes them, five atoms."""
     space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
     envs = SimpleNamespace(single_observation_space=space, single_action_space=gym.spaces.Discrete(6))
-    return runpy.run_path(str(file))["QNetwork"](envs, *[torch.arange(5.0)] * ("c51" in file.stem))
+    network = runpy.run_path(str(file))["CNN" if "sac" in file.stem else "QNetwork"]
+    return network(envs, *[torch.arange(5.0)] * ("c51" in file.stem))
 
 
 def test_atari_8_the_nature_cnn(file, tmp_path):

@@ -1,0 +1,417 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "ale-py>=0.11", "gymnasium>=1.2.1,<2", "moviepy>=2", "numpy>=2", "tensorboard>=2.20",
+#     "torch>=2.9", "tqdm>=4.67", "tyro>=1.0", "wandb>=0.22",
+# ]
+# ///
+"""Soft Actor-Critic for Atari games: with discrete actions, all of which enter its sums.
+
+    uv run cleanrl/sac_atari.py                                # BeamRider, 5M steps (20M frames)
+    uv run cleanrl/sac_atari.py --env-id PongNoFrameskip-v4 --seed 2
+    uv run cleanrl/sac_atari.py --sticky                       # sticky actions and full games (Machado et al., 2018)
+    uv run cleanrl/sac_atari.py --resume runs/<run>            # go on after an interruption
+    tensorboard --logdir runs
+
+Numbers in brackets, such as [sac 3], are the implementation details of docs/rl-algorithms/{sac,td3,ddpg,dqn,ppo}.md.
+"""
+
+import copy
+import json
+import math
+import os
+import platform
+import subprocess
+import time
+from dataclasses import asdict, dataclass
+from importlib.metadata import distributions
+from pathlib import Path
+
+import ale_py
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.nn as nn
+import tyro
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+
+@dataclass
+class Args:
+    exp_name: str = Path(__file__).stem  # name of this experiment
+    seed: int = 1  # seed of the weights, the environments and every sampled number
+    torch_deterministic: bool = True  # ask PyTorch for deterministic algorithms
+    cuda: bool = True  # use the GPU if there is one
+    track: bool = False  # also log to Weights & Biases
+    wandb_project_name: str = "cleanRL"  # project to log to
+    wandb_entity: str | None = None  # team to log to
+    capture_video: bool = False  # record videos of the first environment into the run's folder
+    resume: str | None = None  # folder of an interrupted run to go on with, its flags as they were
+    checkpoint_interval: int = 50_000  # environment steps between two checkpoints
+    checkpoint_buffer: bool = False  # keep the replay buffer, of 7 GB, too; without it, learning waits for a new one
+
+    env_id: str = "BeamRiderNoFrameskip-v4"  # Gymnasium id of the game, also as in ALE/BeamRider-v5
+    sticky: bool = False  # repeat the last action with probability 0.25, and play on after a lost life
+    total_timesteps: int = 5_000_000  # environment steps of the whole run
+    policy_lr: float = 3e-4  # learning rate of the actor
+    q_lr: float = 3e-4  # learning rate of the Q-networks and of the temperature
+    num_envs: int = 1  # environments stepped side by side
+    compile: bool = True  # on a GPU, record acting and learning once and replay them: the same sums, started faster
+    buffer_size: int = 1_000_000  # steps that the replay buffer holds
+    gamma: float = 0.99  # discount factor
+    tau: float = 1.0  # how far the target networks move to the networks when they are updated: all the way
+    target_network_frequency: int = 8_000  # environment steps between two updates of the target networks
+    batch_size: int = 64  # transitions per update
+    learning_starts: int = 20_000  # environment steps, with random actions, before the first update
+    update_frequency: int = 4  # environment steps between two updates
+    alpha: float = 0.2  # temperature, the weight of the entropy, where it is not tuned
+    autotune: bool = True  # tune the temperature until the policy has the target entropy
+    target_entropy_scale: float = 0.89  # the target entropy, as a part of what a policy has that does not care
+
+
+class AtariLives(gym.vector.VectorWrapper):
+    """A lost life ends the episode [atari 3], not the game: the step after it only presses FIRE [atari 4] and goes on."""
+
+    render_mode = "rgb_array"
+
+    def __init__(self, envs, lives_count):
+        super().__init__(envs)
+        self.metadata = {**envs.metadata, "render_modes": ["rgb_array"], "render_fps": 15}
+        self.lives_count, self.fire = lives_count, int(ale_py.Action.FIRE in self.unwrapped.ale.get_action_set())
+
+    def reset(self, **kwargs):
+        self.obs, infos = self.env.reset(**kwargs)
+        self.lives, self.lost = infos["lives"], np.zeros(self.num_envs, dtype=bool)
+        return self.obs, infos
+
+    def step(self, actions):
+        self.obs, rewards, terminated, truncated, infos = self.env.step(np.where(self.lost, self.fire, actions))
+        lives, self.lives = self.lives, np.where(terminated | truncated, 0, infos["lives"])
+        self.lost = self.lives_count & (self.lives < lives) & (self.lives > 0)
+        return self.obs, rewards, terminated | self.lost, truncated, infos
+
+    def render(self):  # what the agents see, in the colors and the size that videos need
+        return [frames[-1, :, :, None].repeat(3, 2).repeat(4, 0).repeat(4, 1) for frames in self.obs]
+
+
+def make_envs(args, num_envs, render_mode=None):
+    gym.register_envs(ale_py)
+    env_id = f"ALE/{args.env_id[:-14]}-v5" if args.env_id.endswith("NoFrameskip-v4") else args.env_id  # the flags set the rest
+    play = dict(noop_max=30, use_fire_reset=True, repeat_action_probability=0.25 if args.sticky else 0.0)  # [atari 1, 4]
+    look = dict(frameskip=4, maxpool=True, grayscale=True, img_height=84, img_width=84, stack_num=4)  # [atari 2, 5, 7]
+    envs = gym.make_vec(env_id, num_envs, "vector_entry_point", **play, **look, reward_clipping=False)
+    return AtariLives(gym.wrappers.vector.RecordEpisodeStatistics(envs), lives_count=not args.sticky)
+
+
+def layer_init(layer):
+    nn.init.kaiming_normal_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class CNN(nn.Module):
+    """From stacks of frames to a number for each action: a logit if it is the actor's, or a value."""
+
+    def __init__(self, envs):
+        super().__init__()
+        self.conv1 = layer_init(nn.Conv2d(envs.single_observation_space.shape[0], 32, 8, stride=4))  # [atari 8]
+        self.conv2 = layer_init(nn.Conv2d(32, 64, 4, stride=2))
+        self.conv3 = layer_init(nn.Conv2d(64, 64, 3, stride=1))
+        self.hidden = layer_init(nn.Linear(64 * 7 * 7, 512))
+        self.actions = layer_init(nn.Linear(512, int(envs.single_action_space.n)))
+
+    def forward(self, obs):
+        features = self.conv3(self.conv2(self.conv1(obs / 255).relu()).relu()).relu()  # [atari 9]
+        hidden = self.hidden(features.flatten(1)).relu()
+        return self.actions(hidden)
+
+
+def sample(log_probs):
+    """An action for each row: where log-probabilities plus Gumbel noise (-log of exponential noise) peak is a sample."""
+    return (log_probs - torch.empty_like(log_probs).exponential_().log()).argmax(-1)
+
+
+class QNetworks(nn.Module):
+    """Two Q-networks [td3 1], which are networks like the actor's."""
+
+    def __init__(self, envs):
+        super().__init__()
+        self.networks = nn.ModuleList(CNN(envs) for _ in range(2))
+
+    def forward(self, obs):
+        return torch.stack([network(obs) for network in self.networks])
+
+
+class ReplayBuffer(nn.Module):
+    """A ring with the last steps of all environments [dqn 1]; as a module it fits into a checkpoint."""
+
+    def __init__(self, size, envs):
+        super().__init__()
+        self.num_envs, self.size = envs.num_envs, size - size % envs.num_envs
+        frames = np.zeros((self.size, *envs.single_observation_space.shape[1:]), dtype=np.uint8)  # takes memory as it fills
+        self.register_buffer("frames", torch.from_numpy(frames))  # the newest of each stack: each is kept once [frames 1]
+        self.register_buffer("is_shown", torch.zeros(self.size, 4, dtype=torch.bool))  # not the black before a game [frames 2]
+        self.register_buffer("is_first", torch.zeros(self.size, dtype=torch.bool))  # obs does not follow from the step before
+        self.register_buffer("actions", torch.zeros(self.size, dtype=torch.int64))
+        self.register_buffer("rewards", torch.zeros(self.size))
+        self.register_buffer("terminated", torch.zeros(self.size, dtype=torch.bool))
+        self.register_buffer("added", torch.zeros(1, dtype=torch.int64))
+        *self.columns, self.count = [x.numpy() for x in self.buffers()]  # the same memory: NumPy is quick at small things
+
+    def add(self, *step):
+        start = self.count[0] % self.size
+        for column, values in zip(self.columns, step, strict=True):
+            column[start : start + self.num_envs] = values
+        self.count[0] += self.num_envs
+
+    def sample(self, batch_size):
+        """Transitions, drawn evenly [dqn 2]: steps that are followed by what they led to, not by the start of an episode."""
+        (frames, is_shown, is_first, actions, rewards, terminated), added = self.columns, self.count[0]
+        rows, oldest = np.zeros(0, int), max(0, added - self.size + 3 * self.num_envs)  # the first with all of its stack
+        while len(rows) < batch_size:
+            drawn = torch.randint(oldest, added - self.num_envs, (2 * batch_size,)).numpy() % self.size
+            rows = np.append(rows, drawn[~is_first[(drawn + self.num_envs) % self.size]])
+        rows = rows[:batch_size]
+        stacks = frames[(rows[:, None] + self.num_envs * np.arange(-3, 2)) % self.size]  # and the frame after
+        stacks[:, :4][~is_shown[rows]] = 0
+        return [torch.from_numpy(x) for x in (stacks, actions[rows], rewards[rows], terminated[rows])]
+
+
+def load_policy(checkpoint, envs):
+    """The trained policy: a function from observations, and which of them end an episode, to actions."""
+    actor, first_action = CNN(envs), envs.single_action_space.start
+    actor.load_state_dict(checkpoint["actor"])
+    return torch.no_grad()(lambda obs, is_last: sample(actor(torch.from_numpy(obs))).numpy() + first_action)
+
+
+if __name__ == "__main__":
+    # check what was asked for before anything is written
+    args, start_time = tyro.cli(Args), time.time()
+    resume, asked_id = args.resume, args.env_id
+    if resume is not None:
+        if args != Args(resume=resume, env_id=asked_id):
+            raise SystemExit("--resume goes on with the run's own flags: give no others")
+        try:  # the folder may be a stranger's: it is only believed in what cannot do harm
+            about = json.loads(Path(resume, "run.json").read_text())
+            args = Args(**about["args"])
+            assert about["file"] == Path(__file__).name, f"it is a run of {about['file']}"
+            assert all(isinstance(value, Args.__annotations__[name]) for name, value in vars(args).items()), "wrong types"
+        except Exception as error:
+            raise SystemExit(f"cannot resume {resume}: {type(error).__name__}: {error}".splitlines()[0]) from None
+        if args.env_id != asked_id and (":" in args.env_id or asked_id != Args.env_id):  # an id may name a module to import
+            raise SystemExit(f"{resume} is a run on {args.env_id!r}: add --env-id with that id if you trust what it imports")
+    run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(start_time)}".translate(str.maketrans("/\\:", "---"))
+    run_folder = Path("runs", run_name) if resume is None else Path(resume).absolute()
+
+    # check that the numbers fit together and the file fits the environment
+    for rule in (
+        "num_envs > 0; 0 < batch_size < 2**24; update_frequency > 0; target_network_frequency > 0; checkpoint_interval > 0; "
+        "total_timesteps >= num_envs; learning_starts >= 4 * num_envs; 8 * num_envs <= buffer_size < 2**31; 0 <= gamma <= 1; "
+        "0 <= tau <= 1; 0 < alpha < 1e9; 0 <= target_entropy_scale <= 1; 0 < policy_lr < 1e9; 0 < q_lr < 1e9; "
+        "0 <= seed < 2**63"
+    ).split("; "):
+        if not eval(rule, {}, vars(args)):
+            raise SystemExit(f"these flags do not fit: {rule} must hold")
+    try:
+        envs = make_envs(args, args.num_envs, "rgb_array" if args.capture_video else None)
+    except Exception as error:
+        raise SystemExit(f"cannot make {args.env_id}: {type(error).__name__}: {error}".splitlines()[0]) from None
+    obs_space, action_space = envs.single_observation_space, envs.single_action_space
+    for need, is_met in {
+        "Box observations": isinstance(obs_space, gym.spaces.Box),
+        "Discrete actions": isinstance(action_space, gym.spaces.Discrete),
+        "resets on the step after an end": envs.metadata.get("autoreset_mode") == gym.vector.AutoresetMode.NEXT_STEP,
+        "rgb_array rendering for a video": not args.capture_video or "rgb_array" in envs.metadata.get("render_modes", ()),
+    }.items():
+        if not is_met:
+            raise SystemExit(f"{Path(__file__).name} needs {need}, which {args.env_id} does not have")
+
+    # seed, build, restore
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic matrix products need on a GPU
+    torch.use_deterministic_algorithms(args.torch_deterministic)
+    torch.manual_seed(args.seed)
+    num_iterations = args.total_timesteps // args.num_envs
+    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
+    torch.set_num_threads(1 if device.type == "cuda" else torch.get_num_threads())  # idle ones would be in the emulators' way
+    stream = torch.cuda.Stream() if device.type == "cuda" else None  # what is recorded must not be on the default stream
+    torch.cuda.set_stream(stream)
+    actor, q_networks = CNN(envs).to(device), QNetworks(envs).to(device)
+    target_q_networks = copy.deepcopy(q_networks).requires_grad_(False)
+    temperature = nn.ParameterDict({"log_alpha": torch.tensor(0.0 if args.autotune else math.log(args.alpha))}).to(device)
+    actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.policy_lr, eps=1e-4, fused=True)
+    q_optimizer = torch.optim.Adam(q_networks.parameters(), lr=args.q_lr, eps=1e-4, fused=True)
+    alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.q_lr, eps=1e-4, fused=True)
+    buffer = ReplayBuffer(args.buffer_size, envs)
+    parts, global_step = {"actor": actor, "q_networks": q_networks, "target_q_networks": target_q_networks}, 0
+    optimizers = {"actor_optimizer": actor_optimizer, "q_optimizer": q_optimizer, "alpha_optimizer": alpha_optimizer}
+    parts |= {"temperature": temperature} | optimizers
+    parts |= {"buffer": buffer} if args.checkpoint_buffer else {}
+    if resume is not None and (run_folder / "checkpoint.pt").exists():
+        try:
+            checkpoint = torch.load(run_folder / "checkpoint.pt", map_location="cpu", weights_only=True)
+            for name, part in parts.items():
+                part.load_state_dict(checkpoint[name])
+            states = [item for optimizer in optimizers.values() for item in optimizer.state.items()]
+            for p, state in states:  # fused Adam writes to them without a look at their shapes
+                shapes = {name: x.shape for name, x in state.items() if x.is_contiguous()}
+                if shapes != {"step": (), "exp_avg": p.shape, "exp_avg_sq": p.shape}:
+                    raise ValueError("an optimizer of other shapes")
+            torch.set_rng_state(checkpoint["rng"])
+            torch.cuda.set_rng_state_all(checkpoint["cuda_rng"][: torch.cuda.device_count()])
+            global_step = int(checkpoint["global_step"])
+            assert global_step in range(0, args.total_timesteps + 1, args.num_envs), f"step {global_step} of another run"
+            assert int(buffer.count[0]) in range(0, global_step + 1, args.num_envs), "a replay buffer of another run"
+        except Exception as error:
+            raise SystemExit(f"cannot resume {resume}: {type(error).__name__}: {error}".splitlines()[0]) from None
+
+    # open the logs
+    git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True, text=True)
+    about = {
+        "file": Path(__file__).name,
+        "args": asdict(args),
+        "tags": list(filter(None, os.environ.get("WANDB_TAGS", "").split(","))),
+        "start_time": start_time,
+        "commit": git.stdout.strip(),
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine(),
+        "python": platform.python_version(),
+        "packages": {d.name: d.version for d in distributions()},
+    }
+    try:
+        if args.track:
+            import wandb
+
+            names = dict(project=args.wandb_project_name, entity=args.wandb_entity, name=run_folder.name, id=run_folder.name)
+            wandb.init(**names, config=asdict(args), resume="allow", sync_tensorboard=True, save_code=True)
+        if resume is None:  # the folder appears with run.json in it, or not at all
+            assert not run_folder.exists(), "there is such a run already"
+            os.makedirs(f"{run_folder}.tmp")
+            Path(f"{run_folder}.tmp", "run.json").write_text(json.dumps(about, indent=2))
+            os.rename(f"{run_folder}.tmp", run_folder)
+    except Exception as error:
+        raise SystemExit(f"cannot log to {run_folder}: {type(error).__name__}: {error}".splitlines()[0]) from None
+    print(f"run folder: {run_folder}")
+    writer = SummaryWriter(run_folder, purge_step=global_step + 1)  # hides what was logged after the checkpoint
+    videos, logged_videos = run_folder / "videos", set(run_folder.glob("videos/*.mp4"))
+    if args.capture_video:
+        envs = gym.wrappers.vector.RecordVideo(envs, str(videos), name_prefix=f"step-{global_step}", record_first_only=True)
+
+    # train, from new episodes also after a resume
+    obs, _ = envs.reset(seed=int(np.random.SeedSequence((args.seed, global_step)).generate_state(1)[0] >> 2))  # 30 bits
+    is_first, is_last = np.array([[True], [False]]).repeat(args.num_envs, 1)  # whether obs starts, or ends, an episode
+    due = lambda every: global_step // every - (global_step - args.num_envs) // every  # noqa: E731  times in the last step
+    target_entropy = args.target_entropy_scale * math.log(action_space.n)
+    seen, batch, losses = torch.zeros(obs.shape, dtype=torch.uint8, device=device), None, {}
+    for optimizer in optimizers.values():
+        optimizer.param_groups[0]["capturable"] = device.type == "cuda"  # also after a restore
+
+    def recorded(function):
+        """On a GPU: a function's work there, recorded after a first call that warms up, and replayed: started faster."""
+        if device.type != "cuda" or not args.compile:
+            return function
+        graph, results = torch.cuda.CUDAGraph(), []
+
+        def replay():
+            if not results:
+                results.append(function())
+                return results[0]
+            if len(results) == 1:
+                with torch.cuda.graph(graph, stream=stream):
+                    results.append(function())
+            graph.replay()
+            return results[1]
+
+        return replay
+
+    @recorded
+    @torch.no_grad()
+    def act():
+        return sample(actor(seen))
+
+    @recorded
+    def learn():
+        """An episode that was cut is bootstrapped from its last observation, one that ended is not [ddpg 4]."""
+        b_stacks, b_actions, b_rewards, b_terminated = batch
+        b_obs, alpha = b_stacks[:, :4], temperature["log_alpha"].detach().exp()
+        with torch.no_grad():
+            next_log_probs = actor(b_stacks[:, 1:]).log_softmax(1)
+            next_q_values = target_q_networks(b_stacks[:, 1:]).amin(0)
+            next_values = (next_log_probs.exp() * (next_q_values - alpha * next_log_probs)).sum(1)  # [sac 3, 6]
+            targets = b_rewards + args.gamma * next_values * ~b_terminated
+        q_values = q_networks(b_obs)
+        taken = q_values.gather(2, b_actions.expand(2, -1)[:, :, None]).squeeze(2)
+        qf_losses = (taken - targets).square().mean(1)
+        q_optimizer.zero_grad()
+        qf_losses.sum().backward()
+        q_optimizer.step()
+
+        log_probs = actor(b_obs).log_softmax(1)
+        actor_loss = (log_probs.exp() * (alpha * log_probs - q_values.detach().amin(0))).sum(1).mean()  # [sac 6]
+        actor_optimizer.zero_grad()
+        actor_loss.backward()
+        actor_optimizer.step()
+        if args.autotune:
+            entropy = -(log_probs.exp() * log_probs).sum(1).detach()
+            alpha_loss = (temperature["log_alpha"].exp() * (entropy - target_entropy)).mean()  # [sac 5]
+            alpha_optimizer.zero_grad()
+            alpha_loss.backward()
+            alpha_optimizer.step()
+        (qf1_loss, qf2_loss), (qf1_values, qf2_values) = qf_losses.detach(), taken.detach().mean(1)
+        losses = {"qf1_loss": qf1_loss, "qf2_loss": qf2_loss, "qf_loss": (qf1_loss + qf2_loss) / 2, "alpha": alpha}
+        losses |= {"qf1_values": qf1_values, "qf2_values": qf2_values, "actor_loss": actor_loss.detach()}
+        return losses | ({"alpha_loss": alpha_loss.detach()} if args.autotune else {})
+
+    loop_start, start_step = time.time(), global_step
+    progress = tqdm(initial=global_step, total=num_iterations * args.num_envs, unit="step", unit_scale=True)
+    for iteration in range(global_step // args.num_envs, num_iterations):
+        # act, at random at first
+        if global_step < args.learning_starts:
+            actions = torch.randint(int(action_space.n), (args.num_envs,)).numpy()
+        else:
+            seen.copy_(torch.from_numpy(obs))
+            actions = act().cpu().numpy()
+        next_obs, rewards, terminated, truncated, infos = envs.step(actions + action_space.start)
+        global_step += args.num_envs
+        progress.update(args.num_envs)
+        for i in np.flatnonzero(infos.get("_episode", ())):
+            episodic_return, episodic_length = infos["episode"]["r"][i], infos["episode"]["l"][i]
+            writer.add_scalar("charts/episodic_return", episodic_return, global_step - args.num_envs + i + 1)
+            writer.add_scalar("charts/episodic_length", episodic_length, global_step - args.num_envs + i + 1)
+            progress.set_postfix(episodic_return=f"{episodic_return:.1f}", refresh=False)
+
+        # remember
+        buffer.add(obs[:, -1], obs.any((2, 3)), is_first, actions, np.sign(rewards), terminated)  # [atari 6]
+        obs, is_first, is_last = next_obs, is_last, terminated | truncated  # after an end, a step only resets
+
+        # learn
+        is_learning = buffer.count[0] >= args.learning_starts  # a buffer that was not kept fills up again first
+        for _ in range(due(args.update_frequency) if is_learning else 0):
+            drawn = buffer.sample(args.batch_size)
+            batch = [x.to(device) for x in drawn] if batch is None else [b.copy_(x) for b, x in zip(batch, drawn, strict=True)]
+            losses |= learn()
+        if is_learning and due(args.target_network_frequency):  # [dqn 6]
+            for target, param in zip(target_q_networks.parameters(), q_networks.parameters(), strict=True):
+                target.lerp_(param.detach(), args.tau)
+
+        # log
+        if is_learning and due(100 * args.update_frequency):
+            writer.add_scalar("charts/SPS", int((global_step - start_step) / (time.time() - loop_start)), global_step)
+            for name, value in losses.items():
+                writer.add_scalar(f"losses/{name}", value, global_step)
+
+        # checkpoint
+        if due(args.checkpoint_interval) or iteration + 1 == num_iterations:
+            checkpoint = {name: part.state_dict() for name, part in parts.items()}
+            cuda_rng = torch.cuda.get_rng_state_all() if device.type == "cuda" else []
+            checkpoint |= {"rng": torch.get_rng_state(), "cuda_rng": cuda_rng, "global_step": global_step}
+            writer.flush()  # the curves reach as far as the checkpoint
+            (run_folder / "checkpoint.tmp").unlink(missing_ok=True)  # never write through a stranger's link
+            torch.save(checkpoint, run_folder / "checkpoint.tmp")
+            os.replace(run_folder / "checkpoint.tmp", run_folder / "checkpoint.pt")  # whole, or not at all
+            for video in set(videos.glob("*.mp4")) - logged_videos if args.track else ():
+                wandb.log({"videos": wandb.Video(str(video)), "global_step": global_step})
+                logged_videos.add(video)
+
+    progress.close()
+    envs.close()
+    writer.close()

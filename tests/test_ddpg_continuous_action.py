@@ -1,0 +1,478 @@
+"""cleanrl/ddpg_continuous_action.py. test_ddpg_N guards detail N of docs/rl-algorithms/ddpg.md.
+
+The files of the same family import the tests that hold for them too; tests/mutations shows that each test bites.
+"""
+
+import copy
+import importlib.util
+import math
+import runpy
+import sys
+from itertools import pairwise
+from types import SimpleNamespace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch.nn.utils import parameters_to_vector
+
+from tests.harness import FILES, flat_grad, only_run, probe, read_checkpoint, same, scalars, train
+from tests.test_dqn import FUZZ, drawn_evenly, interrupted, play
+
+SMALL = ("--num-envs", 3, "--learning-starts", 60, "--batch-size", 16, "--buffer-size", 150, "--gamma", 0.9)
+SMALL = (*SMALL, "--total-timesteps", 150)
+
+
+@pytest.fixture
+def file():
+    return FILES["ddpg_continuous_action"]
+
+
+def rates(file, rate):
+    """Flags for one learning rate of all that learns."""
+    return ("--policy-lr", rate, "--q-lr", rate) if "sac" in file.stem else ("--learning-rate", rate)
+
+
+class Witness(gym.vector.VectorWrapper):
+    """Writes down what really happens in environments: {(obs, action, reward, next obs, terminated): truncated}."""
+
+    def __init__(self, envs, happened):
+        super().__init__(envs)
+        self.happened = happened
+
+    def reset(self, **kwargs):
+        obs, infos = self.env.reset(**kwargs)
+        self.obs, self.is_over = obs.copy(), np.zeros(self.num_envs, bool)
+        return obs, infos
+
+    def step(self, actions):
+        obs, rewards, terminated, truncated, infos = self.env.step(actions)
+        for e in np.flatnonzero(~self.is_over):  # the others only reset
+            step = (self.obs[e].tobytes(), actions[e].tobytes(), float(np.float32(rewards[e])), obs[e].tobytes())
+            self.happened[*step, bool(terminated[e])] = bool(truncated[e])
+        self.obs, self.is_over = obs.copy(), terminated | truncated
+        return obs, rewards, terminated, truncated, infos
+
+
+def watch(monkeypatch):
+    """Has a file make environments with a witness, whose notes it returns."""
+    happened, make_vec = {}, gym.make_vec
+    monkeypatch.setattr(gym, "make_vec", lambda *args, **kwargs: Witness(make_vec(*args, **kwargs), happened))
+    return happened
+
+
+def columns(names, rows):
+    """Of rows of the buffer: observations, actions, rewards, next observations, and which of those are final."""
+    return rows.split(names["buffer"].columns, 1)
+
+
+def transitions(names):
+    """What an update learned from, as a list of what a witness writes down."""
+    obs, actions, rewards, next_obs, terminated = (x.numpy() for x in columns(names, names["batch"]))
+    taken = names["rescale"](actions, names["action_space"])
+    obs, taken, next_obs = ([row.tobytes() for row in x] for x in (obs, taken, next_obs))
+    return list(zip(obs, taken, rewards[:, 0].tolist(), next_obs, terminated[:, 0].tolist(), strict=True))
+
+
+def learner(names):
+    """What an update is of: q, actor or alpha."""
+    return next(name for name, optimizer in names["optimizers"].items() if optimizer is names["optimizer"]).split("_")[0]
+
+
+def critic(names, prefix=""):
+    """The Q-network, or two of them that are computed as one."""
+    return names[f"{prefix}q_networks" if "q_networks" in names else f"{prefix}q_network"]
+
+
+def q_values(network, obs, actions):
+    """One row for each Q-network."""
+    return network(obs, actions).reshape(-1, len(obs))
+
+
+def vector(network):
+    return parameters_to_vector(network.parameters()).detach().clone()
+
+
+# actions
+
+
+def test_ddpg_1_every_action_has_its_own_bounds(file, tmp_path):
+    """-1 and 1 are the bounds themselves, the others lie between them, and rounding leads none out."""
+    rescale = runpy.run_path(str(file))["rescale"]
+    low, high = np.float32([[0, -3, 10], [-1, 7, -2]]), np.float32([[1, 5, 10.5], [100, 7, -1]])
+    for share in (0, 0.25, 0.5, 0.75, 1):
+        got = rescale(np.full((4, 6), 2 * share - 1, np.float32), gym.spaces.Box(low, high))
+        np.testing.assert_allclose(got, [low + share * (high - low)] * 4, rtol=1e-6)
+        assert got.dtype == np.float32
+    corners = rescale(np.float32([[-1, 1, -1, 1, -1, 1], [1, -1, 1, -1, 1, -1]]), gym.spaces.Box(low, high))
+    assert corners.tolist() == [[[0, 5, 10], [100, 7, -1]], [[1, -3, 10.5], [-1, 7, -2]]]
+
+    @FUZZ
+    @given(st.lists(st.tuples(*[st.floats(-1e6, 1e6, width=32)] * 2), min_size=1), st.sampled_from([-1, 1]))
+    def check(bounds, action):
+        low, high = np.sort(np.float32(bounds), 1).T
+        got = rescale(np.full((1, len(low)), action, np.float32), gym.spaces.Box(low, high))
+        assert gym.spaces.Box(low, high).contains(got[0])
+
+    check()
+
+
+def test_ddpg_1_whoever_loads_the_policy_gets_such_actions(file, tmp_path):
+    """And the networks and the buffer have them from -1 to 1."""
+    names = train(file, tmp_path, "--env-id", "Probe/UnevenActions-v0", *SMALL)
+    learned = columns(names, names["buffer"].rows[: names["buffer"].count[0]])[1].abs()
+    assert learned.max() <= 1 and (learned.amax(0) > 0.9).all() and learned.shape[1] == 4
+    actor = names["actor"].state_dict()
+    layer = "mean" if "mean.bias" in actor else "actions"
+    actor[f"{layer}.weight"].zero_()
+    actor[f"{layer}.bias"].copy_(torch.tensor([-99.0, 99, 0.5, -99]))
+    actions = names["load_policy"]({"actor": actor}, names["envs"])(np.zeros((2, 1)), np.zeros(2, bool))
+    np.testing.assert_allclose(actions, [[[0, 5], [10 + 0.5 * (1 + math.tanh(0.5)) / 2, -1]]] * 2, rtol=1e-6)
+    assert all(names["action_space"].contains(action) for action in actions)
+
+
+# the ring
+
+
+def replay_of(names, size):
+    spaces = [gym.spaces.Box(-1, 1, shape, np.float32) for shape in ((2,), (3,))]
+    envs = SimpleNamespace(single_observation_space=spaces[0], single_action_space=spaces[1])
+    return names["ReplayBuffer"](size, envs, torch.device("cpu"))
+
+
+def test_ddpg_2_a_ring_with_the_last_transitions(file, tmp_path):
+    """Against a plain list: what can be drawn are the last ones, each with all that belongs to it, however they came in."""
+    names = runpy.run_path(str(file))
+
+    @FUZZ
+    @given(st.integers(1, 30), st.lists(st.integers(0, 4), min_size=1, max_size=40), st.integers(0, 2**32 - 1))
+    def check(size, counts, seed):
+        assume(sum(counts) > 0 and max(counts) <= size)
+        rng, replay, rows = np.random.default_rng(seed), replay_of(names, size), []
+        for count in counts:
+            obs, actions, next_obs = (rng.uniform(-1, 1, (count, width)).astype(np.float32) for width in (2, 3, 2))
+            rewards, terminated = rng.normal(size=count), rng.random(count) < 0.5
+            replay.add(obs, actions, rewards, next_obs, terminated)
+            for e in range(count):
+                rows.append([*obs[e], *actions[e], np.float32(rewards[e]), *next_obs[e], float(terminated[e])])
+        drawn, few = torch.zeros(40 * size, 9), torch.zeros(2, 9)
+        torch.manual_seed(seed)
+        replay.sample(drawn)
+        replay.sample(few)
+        last = {tuple(map(float, row)) for row in rows[-size:]}
+        assert {tuple(row) for row in drawn.tolist()} == last and {tuple(row) for row in few.tolist()} <= last
+
+    check()
+
+
+def test_ddpg_2_every_transition_is_as_likely(file, tmp_path):
+    replay, drawn = replay_of(runpy.run_path(str(file)), 60), torch.zeros(128, 9)
+    for number in range(0, 100, 4):
+        replay.add(np.zeros((4, 2)), np.zeros((4, 3)), number + np.arange(4), np.zeros((4, 2)), np.zeros(4, bool))
+    torch.manual_seed(1)
+    samples = []
+    for _ in range(200):
+        replay.sample(drawn)
+        samples.append(drawn[:, 5].clone())
+    drawn_evenly(samples, list(range(40, 100)))
+
+
+def test_ddpg_2_only_what_happened_is_learned_from(file, tmp_path, monkeypatch):
+    """Bit for bit, with ends of both kinds, more steps than the buffer holds, and a resume in the middle."""
+    happened, learned = watch(monkeypatch), []
+    flags = ("--env-id", probe(file, "RandomEnds"), *SMALL, "--checkpoint-interval", 60, "--checkpoint-buffer")
+    run = interrupted(file, tmp_path, *flags, "--total-timesteps", 240, step=186)
+    before = set(happened)
+    look = lambda names: learned.extend(transitions(names) if learner(names) == "q" else ())  # noqa: E731
+    train(file, tmp_path, "--resume", run, on_update=look)
+    assert len(learned) == 60 * 16 and set(learned) <= happened.keys()
+    assert len(set(learned) & before) > 20 and len(set(learned) - before) > 20, "from before and from after the resume"
+    assert any(terminated for *_, terminated in learned) and any(happened[step] for step in learned), "both ends"
+
+
+def test_ddpg_2_reset_rows_are_not_learned_from(file, tmp_path):
+    seen = set()
+
+    def look(names):
+        obs, _, _, next_obs, _ = columns(names, names["batch"])
+        seen.update((round(3 * x), round(3 * y)) for x, y in torch.cat([obs, next_obs], 1).tolist())
+
+    train(file, tmp_path, "--env-id", probe(file, "MarkedLast"), *SMALL, on_update=look)
+    assert seen == {(0, 1), (1, 2), (2, 3)}
+
+
+# exploration
+
+
+def test_ddpg_3_random_actions_come_first(file, tmp_path):
+    """Even, and independent of each other."""
+    flags = ("--env-id", "Probe/ContinuousTarget-v0", *SMALL, "--learning-starts", 10**9, "--buffer-size", 2000)
+    names = train(file, tmp_path, *flags, "--num-envs", 4, "--total-timesteps", 4000)
+    actions = columns(names, names["buffer"].rows)[1].numpy()
+    even = np.linspace(-1, 1, len(actions))[:, None]
+    assert len(actions) == names["buffer"].count[0] == 2000 and np.abs(np.sort(actions, 0) - even).max() < 0.08
+    assert np.abs(np.corrcoef(np.concatenate([actions[:-1].T, actions[1:].T])) - np.eye(4)).max() < 0.1
+
+
+def newest(names):
+    """What all environments saw and did, in the step before the first update after it; Pendulum's go on for 200 steps."""
+    added, num_envs = names["buffer"].count[0], names["args"].num_envs
+    return columns(names, names["buffer"].rows[added - num_envs : added])[:2]
+
+
+def acted(file, folder, num_envs, *flags):
+    """The steps, the noise in the actions, and the actions, of a run on the pendulum that learns next to nothing."""
+    seen = {}
+
+    def look(names):
+        if names["global_step"] not in seen:
+            obs, actions = newest(names)
+            with torch.no_grad():
+                seen[names["global_step"]] = actions - names["actor"](obs), actions.clone()
+
+    flags = ("--num-envs", num_envs, "--learning-starts", 10, *flags)
+    flags = (*SMALL, *rates(file, 1e-6), "--batch-size", 1, "--buffer-size", 1000, *flags)
+    train(file, folder, "--env-id", "Pendulum-v1", *flags, on_update=look)
+    noise, actions = zip(*seen.values(), strict=True)
+    return list(seen), noise, actions
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_ddpg_3_then_the_actors(file, tmp_path, num_envs):
+    """From the first step after learning_starts on."""
+    flags = ("--exploration-noise", 0, "--total-timesteps", 36)
+    steps, noise, _ = acted(file, tmp_path, num_envs, *flags)
+    assert steps == list(range(10 + -10 % num_envs, 37, num_envs))
+    assert [bool((x.abs() < 1e-6).all()) for x in noise] == [False] + [True] * (len(steps) - 1)
+
+
+def test_ddpg_3_with_noise_that_is_clipped(file, tmp_path):
+    _, noise, _ = acted(file, tmp_path / "a", 3, "--exploration-noise", 0.25, "--total-timesteps", 360)
+    noise = torch.stack(noise[1:]).flatten(1)  # a column for each environment
+    torch.testing.assert_close(noise.mean(0), torch.zeros(3), atol=0.08, rtol=0)
+    torch.testing.assert_close(noise.std(0), torch.full((3,), 0.25), atol=0.05, rtol=0)
+    assert noise.T.corrcoef().fill_diagonal_(0).abs().max() < 0.3
+    assert ((noise.abs() < 0.25).float().mean() - 0.683).abs() < 0.08 and noise.abs().max() > 0.55, "as often as a Gaussian's"
+    _, _, actions = acted(file, tmp_path / "b", 3, "--exploration-noise", 4, "--total-timesteps", 90)
+    actions = torch.stack(actions[1:])
+    assert actions.abs().max() == 1 and (actions.abs() == 1).float().mean() > 0.6
+
+
+# learning
+
+
+def next_values(names):
+    """What a batch's next observations are worth, as the target networks have it."""
+    next_obs = columns(names, names["batch"])[3]
+    next_actions = names["next_actions"] if "next_actions" in names else names["target_actor"](next_obs)
+    values = q_values(critic(names, "target_"), next_obs, next_actions).min(0).values
+    if "temperature" in names:
+        values -= names["temperature"]["log_alpha"].exp() * names["next_log_probs"][:, 0]
+    return values.detach()
+
+
+def test_ddpg_4_a_cut_is_bootstrapped_and_an_end_is_not(file, tmp_path, monkeypatch):
+    """The gradient that reaches the optimizer is that of the textbook loss, row by row, left to autograd."""
+    happened, ends = watch(monkeypatch), []
+
+    def look(names):
+        if learner(names) != "q":
+            return
+        network, (obs, actions, rewards, _, _) = copy.deepcopy(critic(names)), columns(names, names["batch"])
+        values, loss = next_values(names).tolist(), 0
+        for row, step in enumerate(transitions(names)):
+            target = rewards[row].item() + (0 if step[-1] else 0.9 * values[row])
+            loss += sum((value - target) ** 2 for value in q_values(network, obs[row, None], actions[row, None])[:, 0]) / 16
+            ends.append((bool(step[-1]), happened[step]))
+        expected = torch.autograd.grad(loss, list(network.parameters()))
+        got, expected = flat_grad(critic(names)), torch.cat([g.flatten() for g in expected])
+        torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-3)
+
+    flags = ("--env-id", probe(file, "RandomEnds"), *SMALL, *rates(file, 0.01), "--tau", 0.3, "--total-timesteps", 72)
+    train(file, tmp_path, *flags, on_update=look)
+    assert len(ends) == 15 * 16 and {(True, False), (False, True), (False, False)} <= set(ends)
+
+
+def test_ddpg_5_the_actor_climbs_the_q_network(file, tmp_path):
+    """The first, where there are two; neither learns anything by it."""
+    seen = []
+
+    def look(names):
+        seen.append((learner(names), vector(critic(names))))
+        if seen[-1][0] == "actor":
+            actor, network, obs = *copy.deepcopy((names["actor"], critic(names))), columns(names, names["batch"])[0]
+            value = sum(q_values(network, row[None], actor(row[None]))[0, 0] for row in obs) / 16
+            expected = torch.autograd.grad(-value, list(actor.parameters()))
+            got, expected = flat_grad(names["actor"]), torch.cat([g.flatten() for g in expected])
+            torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-3)
+            assert names["actor_loss"].item() == pytest.approx(-value.item(), rel=1e-4)
+
+    train(file, tmp_path, "--env-id", probe(file, "RandomEnds"), *SMALL, "--total-timesteps", 72, on_update=look)
+    changes = {(a, torch.equal(before, after)) for (a, before), (_, after) in pairwise(seen)}
+    assert changes == {("q", False), ("actor", True)}
+
+
+COUNTS = [(1, 1, 3, 10), (3, 1, 2, 20), (1, 3, 2, 15), (4, 2, 3, 17)]
+
+
+def count_updates(file, folder, num_envs, utd, policy_frequency, learning_starts, turn):
+    """Whether there are as many updates as asked for, at the right steps; turn: what follows when it is the actor's turn."""
+    seen = []
+    flags = (*SMALL, "--num-envs", num_envs, "--utd", utd, "--policy-frequency", policy_frequency, "--total-timesteps", 42)
+    flags = (*flags, "--learning-starts", learning_starts, "--env-id", probe(file, "ConstantValue"))
+    train(file, folder, *flags, on_update=lambda names: seen.append((names["global_step"], learner(names))))
+    expected, update = [], 0
+    for step in range(1, 42 - 42 % num_envs + 1):
+        now = step + -step % num_envs  # when the environments have all made their steps
+        for _ in range(utd):
+            if now >= learning_starts:
+                expected.append((now, "q"))
+                expected += [(now, part) for part in turn] if update % policy_frequency == 0 else []
+            update += 1
+    assert seen == expected and len(seen) > 20
+
+
+@pytest.mark.parametrize(("num_envs", "utd", "policy_frequency", "learning_starts"), COUNTS)
+def test_ddpg_5_updates_are_counted_in_environment_steps(file, tmp_path, num_envs, utd, policy_frequency, learning_starts):
+    """So many for each, and one in policy_frequency is also the actor's."""
+    count_updates(file, tmp_path, num_envs, utd, policy_frequency, learning_starts, ["actor"])
+
+
+def follow_targets(file, folder, every, *flags):
+    """Whether the targets start as copies, move to their networks by tau after every so many updates, and rest in between."""
+    before, moves = {}, 0
+
+    def look(names):
+        nonlocal moves
+        if learner(names) != "q":
+            return
+        is_due = before and (names["update"] - 1) % every == 0
+        moves += bool(is_due)
+        for name in [name for name in names if name.startswith("target_") and name[7:] in names]:
+            network, target = vector(names[name.removeprefix("target_")]), vector(names[name])
+            expected = before.get(name, network)
+            expected = 0.3 * network + 0.7 * expected if is_due else expected
+            torch.testing.assert_close(target, expected, rtol=0, atol=1e-6 if is_due else 0)
+            before[name] = target
+
+    flags = (*SMALL, *rates(file, 0.01), "--tau", 0.3, "--total-timesteps", 81, *flags)
+    train(file, folder, "--env-id", probe(file, "RandomEnds"), *flags, on_update=look)
+    return moves, set(before)
+
+
+@pytest.mark.parametrize("policy_frequency", [1, 3])
+def test_ddpg_6_the_targets_move_part_of_the_way(file, tmp_path, policy_frequency):
+    """Together with the actor."""
+    moves, targets = follow_targets(file, tmp_path, policy_frequency, "--policy-frequency", policy_frequency)
+    assert moves == (23 if policy_frequency == 1 else 8) and targets == {"target_actor", "target_q_network"}
+
+
+LOSSES = {"ddpg": {"actor_loss", "qf1_loss", "qf1_values"}}
+LOSSES["td3"] = {*LOSSES["ddpg"], "qf2_loss", "qf2_values", "qf_loss"}
+LOSSES["sac"] = {*LOSSES["td3"], "alpha", "alpha_loss"}
+
+
+def test_metrics(file, tmp_path):
+    seen = {}
+
+    def look(names):
+        if learner(names) == "q":
+            obs, actions, *_ = columns(names, names["batch"])
+            with torch.no_grad():
+                values = q_values(critic(names), obs, actions)
+                errors = (values - names["targets"][:, 0]).square().mean(1)
+            seen.update({f"qf{i + 1}_loss": x for i, x in enumerate(errors.tolist())}, qf_loss=errors.mean().item())
+            seen.update({f"qf{i + 1}_values": x for i, x in enumerate(values.mean(1).tolist())})
+        elif learner(names) == "actor":
+            seen["actor_loss"] = names["actor_loss"].item()
+            seen["alpha"] = names["temperature"]["log_alpha"].exp().item() if "temperature" in names else None
+        else:
+            seen["alpha_loss"] = names["alpha_loss"].item()
+
+    flags = ("--env-id", probe(file, "RandomEnds"), *SMALL, *rates(file, 0.01), "--num-envs", 1, "--total-timesteps", 100)
+    train(file, tmp_path, *flags, on_update=look)
+    logged, losses = scalars(only_run(tmp_path)), LOSSES[file.stem.split("_")[0]]
+    charts = {f"charts/{name}" for name in ("episodic_return", "episodic_length", "SPS")}
+    assert logged.keys() == charts | {f"losses/{name}" for name in losses}
+    for name in losses:
+        assert logged[f"losses/{name}"] == [(100, pytest.approx(seen[name], rel=1e-4))], name
+
+
+# known answers
+
+
+def probe_flags(file):
+    flags = ("--total-timesteps", 330, "--learning-starts", 90, "--gamma", 0.5, "--batch-size", 32, "--tau", 0.1)
+    flags = (*flags, "--buffer-size", 1000, *rates(file, 0.001))
+    return (*flags, *(("--no-autotune", "--alpha", 0.001) if "sac" in file.stem else ("--exploration-noise", 0.3)))
+
+
+@pytest.mark.parametrize(
+    ("env_id", "num_envs", "values"),
+    [
+        ("ContinuousProbe/Discounting-v0", 3, {0: [0.5, 0.5], 1: [1, 1]}),
+        ("ContinuousProbe/TruncatedEveryStep-v0", 3, {0: [2, 2]}),
+        ("ContinuousProbe/TwoEnds-v0", 1, {-1: [1, 1], 1: [2, 2]}),
+        ("ContinuousProbe/MarkedLast-v0", 1, {0: [1.75, 1.75], 1 / 3: [1.5, 1.5], 2 / 3: [1, 1]}),
+        ("Probe/ContinuousTargetFromObs-v0", 3, {-1: [0, -1], 1: [-1, 0]}),
+    ],
+)
+def test_values_of_probes(file, tmp_path, env_id, num_envs, values):
+    """Of the actions -0.5 and 0.5."""
+    names = train(file, tmp_path, "--env-id", env_id, *probe_flags(file), "--num-envs", num_envs)
+    for obs, expected in values.items():
+        with torch.no_grad():
+            learned = q_values(critic(names), torch.full((2, 1), float(obs)), torch.tensor([[-0.5], [0.5]]))
+        torch.testing.assert_close(learned, torch.tensor([expected] * len(learned)).float(), atol=0.1, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "least"),
+    [
+        ("ContinuousProbe/ScalarObs-v0", 1),
+        ("Probe/ContinuousTargetFromObs-v0", -0.02),
+        ("Probe/UnevenActions-v0", -0.05),
+    ],
+)
+def test_actions_of_probes(file, tmp_path, env_id, least):
+    """Acting through load_policy in fresh environments, as every evaluation does."""
+    names = train(file, tmp_path, "--env-id", env_id, *probe_flags(file), "--num-envs", 3)
+    assert np.mean(play(names, only_run(tmp_path))) >= least
+
+
+@pytest.mark.parametrize("env_id", ["HalfCheetah-v5", "Hopper-v4", "dm_control/cartpole-balance-v0"])
+def test_environments_of_all_kinds(file, tmp_path, env_id):
+    """The last one shows dictionaries."""
+    if env_id.startswith("dm_control") and not importlib.util.find_spec("dm_control"):
+        pytest.skip("needs dm_control")
+    for name in [name for name in gym.registry if name.startswith("dm_control/")]:  # the file registers them itself
+        gym.registry.pop(name)
+    sys.modules.pop("shimmy", None)
+    names = train(file, tmp_path, "--env-id", env_id, *SMALL, "--total-timesteps", 66)
+    obs_dim = {"HalfCheetah-v5": 17, "Hopper-v4": 11, "dm_control/cartpole-balance-v0": 5}[env_id]
+    assert names["batch"].shape[1] == 2 * obs_dim + len(names["action_space"].low) + 2 and names["batch"].isfinite().all()
+
+
+FAST_PENDULUM = ("--env-id", "Pendulum-v1", "--learning-starts", 500, "--batch-size", 64, "--gamma", 0.95, "--tau", 0.02)
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
+def test_learns_pendulum(file, tmp_path, seed):
+    """Measured with seeds 1, 2 and 3: DDPG -139, -170 and -185, TD3 -140, -171 and -171, SAC -136, -169 and -162."""
+    train(file, tmp_path, *FAST_PENDULUM, *rates(file, 0.002), "--total-timesteps", 7000, "--seed", seed)
+    assert np.mean([value for _, value in scalars(only_run(tmp_path))["charts/episodic_return"]][-10:]) >= -250
+
+
+# the same seed, the same run
+
+
+def test_same_seed_same_bits(file, tmp_path):
+    for name, seed in {"a": 1, "b": 1, "c": 2}.items():
+        train(file, tmp_path / name, "--env-id", probe(file, "RandomEnds"), *SMALL, "--total-timesteps", 102, "--seed", seed)
+    a, b, c = (only_run(tmp_path / name) for name in "abc")
+    assert same(read_checkpoint(a), read_checkpoint(b)) and not same(read_checkpoint(a)["actor"], read_checkpoint(c)["actor"])
+    a, b = ({name: values for name, values in scalars(run).items() if name != "charts/SPS"} for run in (a, b))
+    assert a == b
