@@ -44,7 +44,7 @@ PEERS = {
     "sac_continuous_action_jax": {"sbx": ("SBX", "sbx_off_policy.py", SBX + MUJOCO)},
 }
 FLAGS = {  # beside those of the command line, for ours and all its peers
-    name: ["--env-id", "HalfCheetah-v4", "--learning-starts", 500]
+    name: ["--env-id", "HalfCheetah-v4", "--learning-starts", 100]
     for name in PEERS
     if name.startswith(("td3", "sac"))  # so that short runs learn, too
 }

@@ -55,3 +55,12 @@ def test_report_counts_the_last_hundred_episodes(results):
     assert (folder / "ppo.png").stat().st_size > 10_000
     curve, seen = report.smooth(np.array([[10, 4, 1], [20, 8, 2]]), np.array([5, 10, 25]), 0)
     assert curve[seen].tolist() == [4, 6] and seen.tolist() == [False, True, True]
+
+
+def test_many_seeds_side_by_side():
+    many_seeds = load(ROOT / "results" / "many_seeds.py")
+    flags = dict(total_timesteps=2000, learning_starts=1000, buffer_size=1000, batch_size=16)
+    returns = many_seeds.train("dqn_jax", "CartPole-v1", 2, **flags)
+    assert len(returns) == 2 and returns[0] != returns[1]
+    assert all(8 <= length <= 500 for episodes in returns for length in episodes)  # a step of CartPole pays 1
+    assert all(1000 < sum(episodes) <= 2000 for episodes in returns)
