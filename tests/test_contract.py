@@ -39,7 +39,9 @@ def files(*stems):
     return pytest.mark.parametrize("file", [FILES[stem] for stem in stems], ids=stems)
 
 
-@pytest.fixture(params=[*TORCH, "dqn_jax", "dqn_atari_jax"])  # the other JAX files take long to compile the same code
+@pytest.fixture(
+    params=[*TORCH, "dqn_jax", "dqn_atari_jax", "sac_continuous_action_jax"]
+)  # the other JAX files take long to compile the same code
 def file(request):
     return FILES[request.param]
 
@@ -68,7 +70,8 @@ def small(file, *flags):
         flags = (*SMALL_VALUE, "--checkpoint-interval", iteration(file), *flags)
         return [{"--train-frequency": "--update-frequency"}.get(flag, flag) for flag in flags] if "sac" in file.stem else flags
     if learns_control(file):
-        return (*SMALL_CONTROL, "--checkpoint-interval", iteration(file), *flags)
+        narrow = ("--q-width", 16) if "crossq" in file.stem else ()
+        return (*SMALL_CONTROL, *narrow, "--checkpoint-interval", iteration(file), *flags)
     quick = ("--env-id", "Pendulum-v1") if "_continuous" in file.stem else ()  # MuJoCo's videos need OpenGL
     return (*quick, *SMALL, "--num-steps", iteration(file) // 2, *flags)
 
@@ -247,6 +250,21 @@ SAC_ATARI_REFUSALS = [
 ]
 
 
+JAX_CONTROL_REFUSALS = [refusal for refusal in CONTROL_REFUSALS if "--total-timesteps" not in refusal[0]] + [
+    (("--num-envs", 8, "--total-timesteps", 7), "num_envs <= total_timesteps must hold"),
+    (("--utd", 2148), "total_timesteps * utd < 2**31 must hold"),
+]
+OTHER_CONTROL_REFUSALS = [
+    ("tqc", ("--num-critics", 0), "num_critics > 0 must hold"),
+    ("tqc", ("--drop-quantiles", 25), "0 <= drop_quantiles < num_quantiles must hold"),
+    ("tqc", ("--utd", 2148), "total_timesteps * utd < 2**31 must hold"),
+    ("droq", ("--dropout", 1), "0 <= dropout < 1 must hold"),
+    ("droq", ("--total-timesteps", 2**31), "num_envs <= total_timesteps < 2**31 must hold"),
+    ("crossq", ("--q-width", 0), "0 < q_width < 2**20 must hold"),
+    ("crossq", ("--learning-rate", "nan"), "0 < learning_rate < 1e9 must hold"),
+]
+
+
 @pytest.mark.parametrize(
     ("stem", "flags", "words"),
     [("dqn", *refusal) for refusal in VALUE_REFUSALS + DQN_REFUSALS]
@@ -256,6 +274,10 @@ SAC_ATARI_REFUSALS = [
     + [("ddpg_continuous_action", *refusal) for refusal in CONTROL_REFUSALS + NOISE_REFUSALS]
     + [("td3_continuous_action", *refusal) for refusal in TD3_REFUSALS]
     + [("sac_continuous_action", *refusal) for refusal in CONTROL_REFUSALS + SAC_REFUSALS]
+    + [("ddpg_continuous_action_jax", *refusal) for refusal in JAX_CONTROL_REFUSALS + NOISE_REFUSALS]
+    + [("td3_continuous_action_jax", *refusal) for refusal in TD3_REFUSALS]
+    + [("sac_continuous_action_jax", *refusal) for refusal in SAC_REFUSALS]
+    + [(f"{stem}_continuous_action_jax", *refusal) for stem, *refusal in OTHER_CONTROL_REFUSALS]
     + [("sac_atari", *refusal) for refusal in SAC_REFUSALS + SAC_ATARI_REFUSALS],
 )
 def test_bad_commands_of_off_policy_files_get_one_line(tmp_path, stem, flags, words):

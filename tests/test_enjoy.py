@@ -53,7 +53,8 @@ def test_enjoy_works_on_every_file(file, tmp_path, monkeypatch):
     """PPO's policy, and SAC's if actions are discrete, sample from two actions; the others take the better one, and the
     other one when they are swapped."""
     samples = not has_replay(file) or file.stem == "sac_atari"
-    train(file, tmp_path, *small(file, "--total-timesteps", iteration(file), "--env-id", probe(file, "ActionMatters")))
+    flags = small(file, "--total-timesteps", iteration(file), "--env-id", probe(file, "ActionMatters"))
+    train(file, tmp_path, *flags, *(("--learning-starts", 1000) if "_action_jax" in file.stem else ()))  # compiles nothing
     returns, run = [], only_run(tmp_path)
     for _ in range(1 if samples else 2):
         watch(monkeypatch, run, "--episodes", 20)
@@ -61,6 +62,10 @@ def test_enjoy_works_on_every_file(file, tmp_path, monkeypatch):
         returns.append(set(evaluation["returns"]))
         assert set(evaluation["lengths"]) == {1}
         checkpoint = read_checkpoint(run)
+        if "_action_jax" in file.stem:  # an actor that has not learned yet does nothing
+            checkpoint["agent"]["actor"]["params"]["Dense_2"]["bias"] = np.ones(1, np.float32)
+            (run / "checkpoint.msgpack").write_bytes(msgpack_serialize(checkpoint))
+            continue
         if "_jax" in file.stem:  # the last layer, a half of which is for each action
             layers = checkpoint["agent"]["params"]["params"]
             layers[max(layers)] = {name: np.roll(x, x.shape[-1] // 2, -1) for name, x in layers[max(layers)].items()}

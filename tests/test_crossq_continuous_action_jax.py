@@ -1,0 +1,187 @@
+"""cleanrl/crossq_continuous_action_jax.py. test_crossq_N guards detail N of docs/rl-algorithms/crossq.md, and test_sac_N and
+test_ddpg_N those of sac.md and ddpg.md."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from tests.harness import FILES, only_run, same, scalars, train
+from tests.test_ddpg_continuous_action_jax import (  # noqa: F401  the imported tests run here on this file
+    COUNTS,
+    begin,
+    check_actions,
+    check_losses,
+    check_schedule,
+    eager,
+    follow,
+    learn_probe,
+    made_up,
+    shaken,
+    test_ddpg_1_whoever_loads_the_policy_gets_such_actions,
+    test_ddpg_2_every_transition_is_as_likely,
+    test_ddpg_2_the_ring_holds_what_happened_and_every_episode_is_logged,
+    test_resume_restores_everything,
+    test_same_seed_same_bits,
+    updates_of,
+)
+from tests.test_dqn_jax import leaves
+from tests.test_sac_continuous_action_jax import check_step, dense, doubles, entropy_losses, squash
+
+
+@pytest.fixture
+def file():
+    return FILES["crossq_continuous_action_jax"]
+
+
+def with_moments(names, count):
+    """A shaken agent whose layers have seen so many batches, with means and variances that no batch has."""
+    agent, rng = shaken(names), np.random.default_rng(5)
+    for name in ("actor_moments", "q_networks_moments"):
+        moments = jax.tree.map(np.array, agent[name]["moments"])
+        for layer in moments.values():
+            layer["run"]["mean"] += rng.normal(0, 0.5, layer["run"]["mean"].shape)
+            layer["run"]["var"] *= rng.uniform(0.05, 4, layer["run"]["var"].shape)
+            layer["run"]["count"] += count
+        agent |= {name: {"moments": moments}}
+    return agent
+
+
+def network(params, moments, x, train, layers):
+    """The two hidden layers of these names, batch renormalization included, and what becomes of the moments."""
+    after = {}
+    for i in range(3):
+        if i > 0:
+            x = dense(params[layers[i - 1]], x).relu()
+        norm, run = params[f"BatchRenorm_{i}"], moments["moments"][f"BatchRenorm_{i}"]["run"]
+        mean, var, count = run["mean"].unsqueeze(-2), run["var"].unsqueeze(-2), run["count"]
+        scale, shift, by_mean, by_var = 1, 0, mean, var
+        if train:
+            by_mean, by_var = x.mean(-2, keepdim=True), x.var(-2, correction=0, keepdim=True)
+            if count.max() >= 100_000:
+                scale = ((by_var + 1e-3) / (var + 1e-3)).sqrt().clamp(1 / 3, 3).detach()
+                shift = ((by_mean - mean) / (var + 1e-3).sqrt()).clamp(-5, 5).detach()
+            moved = {"mean": 0.99 * mean + 0.01 * by_mean, "var": 0.99 * var + 0.01 * by_var}
+            after[f"BatchRenorm_{i}"] = moved | {"count": count + 1}
+        x = (x - by_mean) / (by_var + 1e-3).sqrt() * scale + shift
+        x = x * norm["weight"].unsqueeze(-2) + norm["bias"].unsqueeze(-2)
+    return x, after
+
+
+def policy(agent, params, obs, train):
+    hidden, moments = network(params["params"], doubles(agent["actor_moments"]), obs, train, ("Dense_0", "Dense_1"))
+    mean, log_std = (dense(params["params"][f"Dense_{i}"], hidden) for i in (2, 3))
+    return (mean, -5 + 3.5 * (1 + log_std.tanh())), moments
+
+
+def q_values(agent, params, obs, actions, train):
+    """The last layer is made before the hidden ones."""
+    moments, pairs = doubles(agent["q_networks_moments"]), torch.cat([obs, actions], 1)
+    hidden, moments = network(params["params"], moments, pairs, train, ("Dense_1", "Dense_2"))
+    return dense(params["params"]["Dense_0"], hidden), moments
+
+
+def check_moments(got, expected):
+    for name, layer in got["moments"].items():
+        for moment, x in layer["run"].items():
+            np.testing.assert_allclose(x, expected[name][moment].detach().reshape(x.shape), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("count", [99_999, 100_000])
+def test_crossq_1_crossq_2_crossq_3_the_update_of_the_q_networks(file, tmp_path, count):
+    """Values now and after in one joint pass, from which the moments of batches come, with the loss and its gradient; before
+    and after 100k batches, from when on it is corrected towards the moments of the run."""
+    names, key = begin(file), jax.random.key(1)
+    agent, batch = with_moments(names, count), made_up(names)
+    after, losses = eager(names["learn_q"], agent, batch, key)
+    obs, actions, rewards, next_obs, terminated = (torch.tensor(np.asarray(x, float)) for x in batch)
+    params, actor = doubles(agent["q_networks"]), doubles(agent["actor"])
+    next_actions, next_log_probs = squash(*policy(agent, actor, next_obs, False)[0], key)
+    pairs = torch.cat([obs, next_obs]), torch.cat([actions, next_actions.detach()])
+    both, moments = q_values(agent, params, *pairs, True)
+    alpha = actor["params"]["log_alpha"].exp().item()
+    next_values = both[:, 8:].min(0).values - alpha * next_log_probs
+    targets = (rewards + 0.9 * next_values * (1 - terminated)).detach()
+    loss = sum((both[i, :8] - targets).square().mean() for i in range(2))
+    assert losses["qf_loss"] == pytest.approx(loss.item() / 2, rel=1e-3)
+    assert losses["qf_values"] == pytest.approx(both[:, :8].mean().item(), abs=1e-4)
+    check_moments(after["q_networks_moments"], moments)
+    check_step(agent, after, "q_networks", params, loss, 1e-3, b1=0.5)
+    assert not any("target" in name for name in agent)
+
+
+@pytest.mark.parametrize("count", [99_999, 100_000])
+def test_crossq_2_crossq_3_the_update_of_the_actor(file, tmp_path, count):
+    """It learns in training mode, from the lower value of Q-networks that are not, and whose moments stay as they are."""
+    names, key = begin(file), jax.random.key(2)
+    agent, obs = with_moments(names, count), made_up(names)[0]
+    after, losses = eager(names["learn_actor"], agent, obs, key)
+    params, obs = doubles(agent["actor"]), torch.tensor(np.asarray(obs, float))
+    outputs, moments = policy(agent, params, obs, True)
+    actions, log_probs = squash(*outputs, key)
+    values = q_values(agent, doubles(agent["q_networks"]), obs, actions, False)[0].min(0).values
+    actor_loss, alpha_loss = entropy_losses(params["params"]["log_alpha"], log_probs, values)
+    assert losses["actor_loss"] == pytest.approx(actor_loss.item(), rel=1e-3)
+    assert losses["alpha_loss"] == pytest.approx(alpha_loss.item(), rel=1e-3)
+    check_moments(after["actor_moments"], moments)
+    check_step(agent, after, "actor", params, actor_loss + alpha_loss, 1e-3, b1=0.5)
+
+
+@pytest.mark.parametrize("value", [0.0, 50.0])
+def test_crossq_3_corrections_are_bounded(file, tmp_path, value):
+    """A batch that is far from what the run has seen, and one of next to no variance: by 5 at most, and by 3 times or 1/3."""
+    layer, x = begin(file)["BatchRenorm"](), np.float32([[value], [value + 10]] if value else [[-1e-3], [1e-3]])
+    variables = layer.init(jax.random.key(1), x, False)
+    variables = variables | {"moments": {"run": {"mean": jnp.zeros(1), "var": jnp.ones(1), "count": jnp.float32(1e6)}}}
+    got, _ = layer.apply(variables, x, True, mutable="moments")
+    scale, shift, std = (3, 5, 25**0.5) if value else (1 / 3, 0, 1e-3)
+    std = (std**2 + 1e-3) ** 0.5
+    np.testing.assert_allclose(got, (x - x.mean()) / std * scale + shift, rtol=1e-4)
+    assert layer.apply(variables, x, False) == pytest.approx(x / 1.001**0.5, rel=1e-5)
+
+
+def test_crossq_2_acting_and_the_loaded_policy_use_the_moments_of_the_run(file, tmp_path):
+    """However few observations there are, and without a change of them."""
+    names = begin(file)
+    agent, obs = with_moments(names, 10), np.float32([[0.3]])
+    checkpoint = {"agent": jax.tree.map(np.array, agent)}
+    (mean, log_std), _ = policy(agent, doubles(agent["actor"]), torch.tensor(obs.astype(float)), False)
+    low, high = names["action_space"].low, names["action_space"].high
+    expected = low + (high - low) * (1 + mean.tanh().detach().numpy().reshape(2, 2)) / 2
+    got = names["load_policy"](checkpoint, names["envs"])(obs, None)
+    np.testing.assert_allclose((got[0] - low) / (high - low), (expected - low) / (high - low), atol=1e-5)
+    noise = jax.random.normal(jax.random.fold_in(names["act_key"], 7), (1, 4))
+    drawn = torch.tanh(mean + log_std.exp() * torch.tensor(np.asarray(noise, float))).detach()
+    np.testing.assert_allclose(names["act"](agent["actor"] | agent["actor_moments"], obs, 7), drawn, atol=1e-5)
+    assert same(leaves(checkpoint["agent"]), leaves(agent))
+
+
+def test_ddpg_5_updates_are_counted_in_environment_steps(file, tmp_path):
+    """Six for each step of two environments; one in five is also the actor's."""
+    names, updates = follow(file, tmp_path, *COUNTS, "--policy-frequency", 5)
+    turns = lambda step: [x for n in range(3) for x in ("q", *["actor"] * ((3 * step + n) % 5 == 0))]  # noqa: E731
+    check_schedule(updates, 2, 97, 102, turns)
+    assert check_actions(names, updates, lambda agent: agent["actor"] | agent["actor_moments"]) == (98, 2)
+    assert [updates_of(names["agent"], name) for name in ("q_networks", "actor")] == [18, 4]
+    for name, count in {"q_networks_moments": 18, "actor_moments": 4}.items():
+        layers = names["agent"][name]["moments"].values()
+        assert len(layers) == 3 and all((layer["run"]["count"] == count).all() for layer in layers)
+    check_losses(file, tmp_path, updates, 100)
+
+
+def test_values_of_probes(file, tmp_path):
+    """Of the actions -0.5 and 0.5; and load_policy takes the right ones in fresh environments, as every evaluation does."""
+    flags = ("--q-width", 64, "--policy-frequency", 1, "--utd", 3)
+    learned, returns = learn_probe(file, tmp_path, "Probe/ContinuousTargetFromObs-v0", 3, [-1, 1], *flags)
+    np.testing.assert_allclose(learned, [[0, -1, -1, 0]] * 2, atol=0.25)
+    assert np.mean(returns) > -0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_learns_pendulum(file, tmp_path, seed):
+    """-187 with seed 1."""
+    flags = ("--env-id", "Pendulum-v1", "--gamma", 0.95, "--learning-starts", 300, "--q-width", 256, "--seed", seed)
+    train(file, tmp_path, *flags, "--total-timesteps", 4000)
+    assert np.mean([value for _, value in scalars(only_run(tmp_path))["charts/episodic_return"]][-10:]) >= -250

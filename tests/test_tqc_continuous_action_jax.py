@@ -1,0 +1,138 @@
+"""cleanrl/tqc_continuous_action_jax.py. test_tqc_N guards detail N of docs/rl-algorithms/tqc.md, and test_sac_N and
+test_ddpg_N those of sac.md and ddpg.md."""
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+from tests.harness import FILES
+from tests.test_ddpg_continuous_action_jax import (  # noqa: F401  the imported tests run here on this file
+    COUNTS,
+    begin,
+    check_actions,
+    check_losses,
+    check_schedule,
+    check_targets,
+    eager,
+    follow,
+    learn_pendulum,
+    learn_probe,
+    made_up,
+    rates,
+    shaken,
+    test_ddpg_1_whoever_loads_the_policy_gets_such_actions,
+    test_ddpg_2_every_transition_is_as_likely,
+    test_ddpg_2_the_ring_holds_what_happened_and_every_episode_is_logged,
+    test_resume_restores_everything,
+    test_same_seed_same_bits,
+    updates_of,
+)
+from tests.test_sac_continuous_action_jax import check_step, dense, doubles, entropy_losses, policy, squash
+
+FEW = ("--num-critics", 3, "--num-quantiles", 5, "--drop-quantiles", 2)
+
+
+@pytest.fixture
+def file():
+    return FILES["tqc_continuous_action_jax"]
+
+
+def quantiles(params, obs, actions):
+    x = torch.cat([obs, actions], 1)
+    for i in range(3):
+        x = dense(params["params"][f"Dense_{i}"], x).relu()
+    return dense(params["params"]["Dense_3"], x)
+
+
+def test_tqc_1_networks_of_quantiles(file, tmp_path):
+    """As many of each as asked for, of three hidden layers, and every network with weights of its own."""
+    names = begin(file, *FEW)
+    (obs, actions, *_), params = made_up(names), names["agent"]["q_networks"]
+    got = names["q_networks"].apply(params, obs, actions)
+    shapes = [params["params"][f"Dense_{i}"]["kernel"].shape for i in range(4)]
+    assert got.shape == (3, 8, 5) and shapes == [(3, 5, 512), (3, 512, 512), (3, 512, 512), (3, 512, 5)]
+    expected = quantiles(doubles(params), *(torch.tensor(np.asarray(x, float)) for x in (obs, actions)))
+    np.testing.assert_allclose(got, expected.detach(), atol=1e-5)
+    assert all(len(np.unique(got[:, row, 0])) == 3 for row in range(8))
+
+
+def test_tqc_2_tqc_3_the_highest_are_dropped_and_the_loss_is_that_of_quantiles(file, tmp_path):
+    """Of all networks' quantiles together, two for each of the three; the loss in loops over networks, rows, quantiles and
+    targets, with an entropy in them and nothing after an end; and its gradient."""
+    names, key = begin(file, *FEW), jax.random.key(1)
+    agent, batch = shaken(names), made_up(names)
+    after, losses = eager(names["learn_q"], agent, batch, key)
+    obs, actions, rewards, next_obs, terminated = (torch.tensor(np.asarray(x, float)) for x in batch)
+    params, alpha = doubles(agent["q_networks"]), np.exp(float(agent["actor"]["params"]["log_alpha"]))
+    next_actions, next_log_probs = squash(*policy(doubles(agent["actor"])["params"], next_obs), key)
+    after_quantiles = quantiles(doubles(agent["target_q_networks"]), next_obs, next_actions).detach().numpy()
+    values, loss, dropped = quantiles(params, obs, actions), 0, set()
+    for row in range(8):
+        kept = np.sort(after_quantiles[:, row].ravel())[: 3 * (5 - 2)]
+        dropped |= {(after_quantiles[i, row] > kept[-1]).sum().item() for i in range(3)}
+        for network in range(3):
+            for i in range(5):
+                for value in kept:
+                    target = value - alpha * next_log_probs[row].item()
+                    target = rewards[row].item() + (0 if terminated[row] else 0.9 * target)
+                    error = target - values[network, row, i]
+                    huber = error**2 / 2 if abs(error) <= 1 else abs(error) - 0.5
+                    share = (i + 0.5) / 5
+                    loss = loss + (share if error > 0 else 1 - share) * huber / (8 * 5 * len(kept))
+    assert len(dropped) > 1, "some networks lose more than others"
+    assert losses["qf_loss"] == pytest.approx(loss.item() / 3, rel=1e-4)
+    assert losses["qf_values"] == pytest.approx(values.mean().item(), abs=1e-5)
+    check_step(agent, after, "q_networks", params, loss, 3e-4)
+
+
+def test_tqc_3_each_quantile_is_pulled_by_its_share(file, tmp_path):
+    """Where all episodes end, the targets are the rewards: quantile i of 5 weighs what is above it by (i + 0.5) / 5."""
+    names = begin(file, *FEW)
+    agent, (obs, actions, rewards, next_obs, terminated) = shaken(names), made_up(names)
+    _, losses = eager(names["learn_q"], agent, [obs, actions, rewards, next_obs, np.ones_like(terminated)], jax.random.key(1))
+    values = quantiles(doubles(agent["q_networks"]), *(torch.tensor(np.asarray(x, float)) for x in (obs, actions)))
+    errors, shares = np.asarray(rewards, float) - values.detach().numpy(), (np.arange(5) + 0.5) / 5
+    hubers = np.where(np.abs(errors) <= 1, errors**2 / 2, np.abs(errors) - 0.5)
+    assert (errors > 0).any() and (errors < 0).any()
+    assert losses["qf_loss"] == pytest.approx((np.where(errors > 0, shares, 1 - shares) * hubers).mean(), rel=1e-4)
+
+
+def test_sac_5_the_actor_climbs_the_mean_of_all_quantiles(file, tmp_path):
+    """And entropy; the temperature goes down its own loss."""
+    names, key = begin(file, *FEW), jax.random.key(2)
+    agent, obs = shaken(names), made_up(names)[0]
+    after, losses = eager(names["learn_actor"], agent, obs, key)
+    params, obs = doubles(agent["actor"]), torch.tensor(np.asarray(obs, float))
+    actions, log_probs = squash(*policy(params["params"], obs), key)
+    values = quantiles(doubles(agent["q_networks"]), obs, actions).mean((0, 2)).unsqueeze(1)
+    actor_loss, alpha_loss = entropy_losses(params["params"]["log_alpha"], log_probs, values)
+    assert losses["actor_loss"] == pytest.approx(actor_loss.item(), rel=1e-4)
+    assert losses["alpha_loss"] == pytest.approx(alpha_loss.item(), rel=1e-4)
+    assert losses["alpha"] == pytest.approx(np.exp(float(agent["actor"]["params"]["log_alpha"])))
+    check_step(agent, after, "actor", params, actor_loss + alpha_loss, 3e-4)
+
+
+def test_ddpg_6_updates_are_counted_in_environment_steps(file, tmp_path):
+    """Six for each step of two environments, after each of which the actor learns and the targets move by tau."""
+    names, updates = follow(file, tmp_path, *COUNTS)
+    check_schedule(updates, 2, 97, 102, lambda step: ["q", "actor"] * 3)
+    assert check_targets(names, updates, lambda number: True, "q_networks") == [0, 18]
+    assert check_actions(names, updates) == (98, 2)
+    assert [updates_of(names["agent"], name) for name in ("q_networks", "actor")] == [18, 18]
+    check_losses(file, tmp_path, updates, 100)
+
+
+def test_values_of_probes(file, tmp_path):
+    """Of the actions -0.5 and 0.5; and load_policy takes the right ones in fresh environments, as every evaluation does."""
+    learned, returns = learn_probe(file, tmp_path, "Probe/ContinuousTargetFromObs-v0", 3, [-1, 1], "--total-timesteps", 240)
+    np.testing.assert_allclose(learned, [[0, -1, -1, 0]] * 2, atol=0.15)
+    assert np.mean(returns) > -0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_learns_pendulum(file, tmp_path, seed):
+    """-224 with seed 1."""
+    flags = ("--num-critics", 2, *rates(file, 0.001), "--total-timesteps", 5000, "--seed", seed)
+    assert learn_pendulum(file, tmp_path, *flags) >= -250
