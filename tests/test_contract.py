@@ -39,10 +39,9 @@ def files(*stems):
     return pytest.mark.parametrize("file", [FILES[stem] for stem in stems], ids=stems)
 
 
-@pytest.fixture(
-    params=[*TORCH, "dqn_jax", "dqn_atari_jax", "sac_continuous_action_jax"]
-)  # the other JAX files take long to compile the same code
+@pytest.fixture(params=[*TORCH, "dqn_jax", "dqn_atari_jax", "sac_continuous_action_jax"])
 def file(request):
+    """The other JAX files take long to compile the same code."""
     return FILES[request.param]
 
 

@@ -381,7 +381,7 @@ def check_losses(file, folder, updates, step):
         assert logged[f"losses/{name}"] == [(step, pytest.approx(float(value), rel=1e-5))], name
 
 
-COUNTS = ("--num-envs", 2, "--utd", 3, "--learning-starts", 97, "--total-timesteps", 102)
+COUNTS = ("--num-envs", 2, "--utd", 3, "--learning-starts", 99, "--total-timesteps", 102)
 
 
 def test_ddpg_3_ddpg_5_ddpg_6_updates_are_counted_in_environment_steps(file, tmp_path):
@@ -389,10 +389,10 @@ def test_ddpg_3_ddpg_5_ddpg_6_updates_are_counted_in_environment_steps(file, tmp
     names, updates = follow(file, tmp_path, *COUNTS, "--policy-frequency", 5)
     is_due = lambda number: number % 5 == 0  # noqa: E731
     turns = lambda step: [x for n in range(3) for x in ("q", *["actor"] * is_due(3 * step + n))]  # noqa: E731
-    check_schedule(updates, 2, 97, 102, turns)
-    assert check_targets(names, updates, is_due, "actor", critic(names)) == [14, 4]
-    assert check_actions(names, updates) == (98, 2)
-    assert (updates_of(names["agent"], critic(names)), updates_of(names["agent"], "actor")) == (18, 4)
+    check_schedule(updates, 2, 99, 102, turns)
+    assert check_targets(names, updates, is_due, "actor", critic(names)) == [9, 3]
+    assert check_actions(names, updates) == (100, 1)
+    assert (updates_of(names["agent"], critic(names)), updates_of(names["agent"], "actor")) == (12, 3)
     check_losses(file, tmp_path, updates, 100)
 
 
@@ -502,11 +502,12 @@ def test_resume_is_the_uninterrupted_run(file, tmp_path):
 
 def learn_pendulum(file, folder, *flags):
     """The mean return of the last ten episodes."""
-    train(file, folder, *FAST_PENDULUM, *flags)
+    harness.train(file, folder, *FAST_PENDULUM, *flags)
     return np.mean([value for _, value in scalars(only_run(folder))["charts/episodic_return"]][-10:])
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
 def test_learns_pendulum(file, tmp_path, seed):
     """-138 with seed 1."""
-    assert learn_pendulum(file, tmp_path, *rates(file, 0.002), "--total-timesteps", 5000, "--seed", seed) >= -250
+    assert learn_pendulum(file, tmp_path, *rates(file, 0.002), "--total-timesteps", 7000, "--seed", seed) >= -250

@@ -128,17 +128,17 @@ def test_droq_3_the_actor_climbs_the_mean(file, tmp_path):
 def test_droq_4_many_updates_and_one_of_the_actor(file, tmp_path, num_envs):
     """For each environment step; the targets move by tau after each of the Q-networks'."""
     names, updates = follow(file, tmp_path, *COUNTS, "--num-envs", num_envs)
-    steps = 3 * 2 if num_envs == 2 else 6
-    check_schedule(updates, num_envs, 97, 102, lambda step: ["q", "q", "q", "actor"])
-    assert check_targets(names, updates, lambda number: True, "q_networks") == [0, 3 * steps]
-    assert check_actions(names, updates) == ((98, 2) if num_envs == 2 else (97, 5))
-    assert [updates_of(names["agent"], name) for name in ("q_networks", "actor")] == [3 * steps, steps]
+    check_schedule(updates, num_envs, 99, 102, lambda step: ["q", "q", "q", "actor"])
+    assert check_targets(names, updates, lambda number: True, "q_networks") == [0, 12]
+    assert check_actions(names, updates) == ((100, 1) if num_envs == 2 else (99, 3))
+    assert [updates_of(names["agent"], name) for name in ("q_networks", "actor")] == [12, 4]
     check_losses(file, tmp_path, updates, 100)
 
 
 def test_values_of_probes(file, tmp_path):
     """Of the actions -0.5 and 0.5; and load_policy takes the right ones in fresh environments, as every evaluation does."""
-    learned, returns = learn_probe(file, tmp_path, "Probe/ContinuousTargetFromObs-v0", 3, [-1, 1], "--utd", 2)
+    flags = ("--utd", 1, *rates(file, 0.003))
+    learned, returns = learn_probe(file, tmp_path, "Probe/ContinuousTargetFromObs-v0", 3, [-1, 1], *flags)
     np.testing.assert_allclose(learned, [[0, -1, -1, 0]] * 2, atol=0.25)
     assert np.mean(returns) > -0.1
 

@@ -124,11 +124,11 @@ def test_sac_4_ddpg_6_updates_are_counted_in_environment_steps(file, tmp_path):
     """Six for each step of two environments; once in four the actor makes as many, and the targets move every fifth time."""
     names, updates = follow(file, tmp_path, *COUNTS, "--policy-frequency", 4, "--target-network-frequency", 5)
     turns = lambda step: [x for n in range(3) for x in ("q", *["actor"] * 4 * ((3 * step + n) % 4 == 0))]  # noqa: E731
-    check_schedule(updates, 2, 97, 102, turns)
-    assert check_targets(names, updates, lambda number: number % 5 == 0, "q_networks") == [14, 4]
-    assert check_actions(names, updates) == (98, 2)
+    check_schedule(updates, 2, 99, 102, turns)
+    assert check_targets(names, updates, lambda number: number % 5 == 0, "q_networks") == [9, 3]
+    assert check_actions(names, updates) == (100, 1)
     counts = [updates_of(names["agent"], name) for name in ("q_networks", "actor", "log_alpha")]
-    assert counts == [18, 20, 20] and "target_actor" not in names["agent"]
+    assert counts == [12, 12, 12] and "target_actor" not in names["agent"]
     check_losses(file, tmp_path, updates, 100)
 
 

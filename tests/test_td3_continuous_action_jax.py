@@ -58,10 +58,10 @@ def test_td3_2_updates_are_counted_in_environment_steps(file, tmp_path):
     names, updates = follow(file, tmp_path, *COUNTS, "--policy-frequency", 5)
     is_due = lambda number: number % 5 == 0  # noqa: E731
     turns = lambda step: [x for n in range(3) for x in ("q", *["actor"] * is_due(3 * step + n))]  # noqa: E731
-    check_schedule(updates, 2, 97, 102, turns)
-    assert check_targets(names, updates, is_due, "actor", "q_networks") == [14, 4]
-    assert check_actions(names, updates) == (98, 2)
-    assert (updates_of(names["agent"], "q_networks"), updates_of(names["agent"], "actor")) == (18, 4)
+    check_schedule(updates, 2, 99, 102, turns)
+    assert check_targets(names, updates, is_due, "actor", "q_networks") == [9, 3]
+    assert check_actions(names, updates) == (100, 1)
+    assert (updates_of(names["agent"], "q_networks"), updates_of(names["agent"], "actor")) == (12, 3)
     check_losses(file, tmp_path, updates, 100)
 
 
@@ -81,5 +81,5 @@ def test_values_of_probes(file, tmp_path, env_id, num_envs, values):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_learns_pendulum(file, tmp_path, seed):
-    """-153 with seed 1."""
+    """-137 with seed 1."""
     assert learn_pendulum(file, tmp_path, *rates(file, 0.002), "--total-timesteps", 7000, "--seed", seed) >= -250

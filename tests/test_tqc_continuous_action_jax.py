@@ -116,10 +116,10 @@ def test_sac_5_the_actor_climbs_the_mean_of_all_quantiles(file, tmp_path):
 def test_ddpg_6_updates_are_counted_in_environment_steps(file, tmp_path):
     """Six for each step of two environments, after each of which the actor learns and the targets move by tau."""
     names, updates = follow(file, tmp_path, *COUNTS)
-    check_schedule(updates, 2, 97, 102, lambda step: ["q", "actor"] * 3)
-    assert check_targets(names, updates, lambda number: True, "q_networks") == [0, 18]
-    assert check_actions(names, updates) == (98, 2)
-    assert [updates_of(names["agent"], name) for name in ("q_networks", "actor")] == [18, 18]
+    check_schedule(updates, 2, 99, 102, lambda step: ["q", "actor"] * 3)
+    assert check_targets(names, updates, lambda number: True, "q_networks") == [0, 12]
+    assert check_actions(names, updates) == (100, 1)
+    assert [updates_of(names["agent"], name) for name in ("q_networks", "actor")] == [12, 12]
     check_losses(file, tmp_path, updates, 100)
 
 
