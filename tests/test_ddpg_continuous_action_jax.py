@@ -359,10 +359,10 @@ def check_targets(names, updates, is_due, *networks):
     how many there were of the others and of the due ones."""
     args, counts = names["args"], [0, 0]
     first = (updates[0].step - args.num_envs) * args.utd
-    befores = [i for i, update in enumerate(updates) if update.part == "q"]
+    earlier = [i for i, update in enumerate(updates) if update.part == "q"]
     for name in networks:
         assert closest(updates[0].agent[f"target_{name}"], updates[0].agent[name]) == 0
-    for number, i in enumerate(befores, first):
+    for number, i in enumerate(earlier, first):
         before, after = updates[i].agent, next(later.agent for later in updates[i + 1 :] if later.part != "actor")
         counts[is_due(number)] += 1
         for name in networks:

@@ -88,7 +88,7 @@ def test_medians_of_the_ratios_round_by_round(capsys):
 def test_unknown_algorithm_is_one_line():
     done = run("pppo")
     assert done.returncode != 0
-    assert done.stderr == "unknown algorithm pppo: there is ppo, dqn, dqn_jax, ppo_continuous_action\n"
+    assert done.stderr == f"unknown algorithm pppo: there is {', '.join(speed.PEERS)}\n"
 
 
 @pytest.mark.parametrize(
