@@ -186,11 +186,9 @@ if __name__ == "__main__":
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.learning_rate, fused=True)
     q_optimizer = torch.optim.Adam(q_network.parameters(), lr=args.learning_rate, fused=True)
     buffer = ReplayBuffer(args.buffer_size, envs, device)
-    parts, global_step = {"actor": actor, "q_network": q_network}, 0
-    parts |= {"target_actor": target_actor, "target_q_network": target_q_network}
+    networks = {"actor": actor, "q_network": q_network, "target_actor": target_actor, "target_q_network": target_q_network}
     optimizers = {"actor_optimizer": actor_optimizer, "q_optimizer": q_optimizer}
-    parts |= optimizers
-    parts |= {"buffer": buffer} if args.checkpoint_buffer else {}
+    parts, global_step = networks | optimizers | ({"buffer": buffer} if args.checkpoint_buffer else {}), 0
     if resume is not None and (run_folder / "checkpoint.pt").exists():
         try:
             checkpoint = torch.load(run_folder / "checkpoint.pt", map_location="cpu", weights_only=True)
@@ -256,14 +254,11 @@ if __name__ == "__main__":
         graph, results = torch.cuda.CUDAGraph(), []
 
         def replay():
-            if not results:
-                results.append(function())
-                return results[0]
             if len(results) == 1:
                 with torch.cuda.graph(graph, stream=stream):
                     results.append(function())
-            graph.replay()
-            return results[1]
+            graph.replay() if results else results.append(function())
+            return results[-1]
 
         return replay
 

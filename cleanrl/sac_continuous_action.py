@@ -205,10 +205,9 @@ if __name__ == "__main__":
     q_optimizer = torch.optim.Adam(q_networks.parameters(), lr=args.q_lr, fused=True)
     alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.q_lr, fused=True)
     buffer = ReplayBuffer(args.buffer_size, envs, device)
-    parts, global_step = {"actor": actor, "q_networks": q_networks, "target_q_networks": target_q_networks}, 0
+    networks = {"actor": actor, "q_networks": q_networks, "target_q_networks": target_q_networks, "temperature": temperature}
     optimizers = {"actor_optimizer": actor_optimizer, "q_optimizer": q_optimizer, "alpha_optimizer": alpha_optimizer}
-    parts |= {"temperature": temperature} | optimizers
-    parts |= {"buffer": buffer} if args.checkpoint_buffer else {}
+    parts, global_step = networks | optimizers | ({"buffer": buffer} if args.checkpoint_buffer else {}), 0
     if resume is not None and (run_folder / "checkpoint.pt").exists():
         try:
             checkpoint = torch.load(run_folder / "checkpoint.pt", map_location="cpu", weights_only=True)
@@ -274,14 +273,11 @@ if __name__ == "__main__":
         graph, results = torch.cuda.CUDAGraph(), []
 
         def replay():
-            if not results:
-                results.append(function())
-                return results[0]
             if len(results) == 1:
                 with torch.cuda.graph(graph, stream=stream):
                     results.append(function())
-            graph.replay()
-            return results[1]
+            graph.replay() if results else results.append(function())
+            return results[-1]
 
         return replay
 

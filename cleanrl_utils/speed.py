@@ -43,11 +43,8 @@ PEERS = {
     "td3_continuous_action_jax": {"sbx": ("SBX", "sbx_off_policy.py", SBX + MUJOCO)},
     "sac_continuous_action_jax": {"sbx": ("SBX", "sbx_off_policy.py", SBX + MUJOCO)},
 }
-FLAGS = {  # beside those of the command line, for ours and all its peers
-    name: ["--env-id", "HalfCheetah-v4", "--learning-starts", 100]
-    for name in PEERS
-    if name.startswith(("td3", "sac"))  # so that short runs learn, too
-}
+# beside those of the command line, for ours and so for its peers: with few steps at the start, short runs learn too
+FLAGS = {name: ["--env-id", "HalfCheetah-v4", "--learning-starts", 100] for name in PEERS if name.startswith(("td3", "sac"))}
 WARM_UP = 0.2  # share of the steps that does not count
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = ROOT / "cleanrl_utils" / "speed_peers"

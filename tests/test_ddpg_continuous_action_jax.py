@@ -137,7 +137,7 @@ def test_ddpg_2_every_transition_is_as_likely(file, tmp_path):
             batch = names["draw"](buffer, jax.random.key(number))
             assert [x.shape[1] for x in batch] == names["columns"]
             samples.append(torch.tensor(np.asarray(batch[2])[:, 0]))
-        drawn_evenly(samples, numbers)
+        assert drawn_evenly(samples, numbers)
 
 
 def test_ddpg_2_the_ring_holds_what_happened_and_every_episode_is_logged(file, tmp_path, monkeypatch):

@@ -22,6 +22,8 @@ NOT_RUN_HERE = {
     "python -m cleanrl_utils.speed ppo": "run by test_speed",
     "python -m cleanrl_utils.speed dqn": "as the one above, for longer",
     "python -m cleanrl_utils.speed dqn_jax": "as the one above, for longer",
+    "python -m cleanrl_utils.speed td3_continuous_action --rounds 2 --total-timesteps 1500": "as the one above, for longer",
+    "python -m cleanrl_utils.speed sac_continuous_action --rounds 2 --total-timesteps 1500": "as the one above, for longer",
     "pip install -r requirements/requirements.txt": "run by test_plain_pip (slow), and resolved by test_packaging",
 }
 

@@ -124,7 +124,7 @@ def test_dqn_2_every_transition_is_as_likely(file, tmp_path):
     fill(replay, steps)
     torch.manual_seed(1)
     expected = [number for number in range(53 * num_envs, 79 * num_envs) if number in happened]
-    drawn_evenly([replay.sample(128)[2] for _ in range(500)], expected)
+    assert drawn_evenly([replay.sample(128)[2] for _ in range(500)], expected)
 
 
 @pytest.mark.parametrize(("env_id", "max_steps", "steps"), [(BREAKOUT, 27_000, 750), (PONG, 60, 540), (MS_PACMAN, 60, 540)])

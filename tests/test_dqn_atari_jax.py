@@ -86,7 +86,7 @@ def test_dqn_2_every_transition_is_as_likely(file, tmp_path):
     replay = replay_of(runpy.run_path(str(file)), num_envs * rows, num_envs, (4, 2, 2))
     fill(replay, steps)
     rng, expected = np.random.default_rng(1), [n for n in range(53 * num_envs, 79 * num_envs) if n in happened]
-    drawn_evenly([torch.tensor(replay.sample(128, rng)[2]) for _ in range(500)], expected)
+    assert drawn_evenly([torch.tensor(replay.sample(128, rng)[2]) for _ in range(500)], expected)
 
 
 # learning

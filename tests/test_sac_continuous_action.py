@@ -179,7 +179,8 @@ def test_sac_3_a_free_choice_is_worth_its_entropy(file, tmp_path):
 def test_sac_4_the_actor_catches_up(file, tmp_path, num_envs, utd, policy_frequency, learning_starts):
     """Once in policy_frequency updates it makes as many, and so does the temperature."""
     turn = ["actor", "alpha"] * policy_frequency
-    count_updates(file, tmp_path, num_envs, utd, policy_frequency, learning_starts, turn)
+    made, asked = count_updates(file, tmp_path, num_envs, utd, policy_frequency, learning_starts, turn)
+    assert made == asked and len(made) > 20
 
 
 def test_sac_4_the_actor_climbs_value_and_entropy(file, tmp_path, monkeypatch):
