@@ -12,7 +12,7 @@ num_trials, num_seeds = 25, 2
 
 def params_fn(trial):
     return {
-        "total-timesteps": 50_000,
+        "total-timesteps": 25_000,
         "learning-rate": trial.suggest_float("learning-rate", 1e-4, 1e-2, log=True),
         "num-steps": trial.suggest_categorical("num-steps", [32, 64, 128, 256]),
         "num-minibatches": trial.suggest_categorical("num-minibatches", [1, 2, 4, 8]),

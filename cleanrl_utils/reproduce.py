@@ -1,0 +1,101 @@
+"""Print the commands that make a run again: its commit, an environment with its versions, its exact flags.
+
+    python -m cleanrl_utils.reproduce runs/<run>
+    python -m cleanrl_utils.reproduce runs/<run> | bash -e
+
+Nothing is run here. The folder may be a stranger's: what it says is only printed where it is what it should be, and quoted.
+"""
+
+import json
+import re
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+ENVIRONMENT = ".venv-reproduce"
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass
+class Args:
+    run_folder: tyro.conf.Positional[Path]  # folder of the run
+
+
+def check(holds, problem):
+    if not holds:
+        raise ValueError(problem)
+
+
+def printable(text, what):
+    """Text in which no character hides: none that ends a line, moves the cursor or turns the reading direction."""
+    check(isinstance(text, str) and text.isprintable(), f"{what} is not plain text")
+    return text
+
+
+def to_words(name, value):
+    """A flag as words of a command line: bools as --x or --no-x, several values one after another, None left out."""
+    check(re.fullmatch(r"[a-z][a-z0-9_]*", name), f"{name[:40]!r} is not the name of a flag")
+    flag = name.replace("_", "-")
+    if value is None or name == "resume":  # the run is made again from its start
+        return []
+    if isinstance(value, bool):
+        return [f"--{flag}" if value else f"--no-{flag}"]
+    values = value if isinstance(value, list) else [value]
+    check(all(isinstance(v, str | int | float) and not isinstance(v, bool) for v in values), f"{name} is of no known type")
+    values = [printable(str(v), name) for v in values]
+    if len(values) == 1 and values[0].startswith("-"):  # or it would be read as a flag
+        return [f"--{flag}={values[0]}"]
+    return [f"--{flag}", *values]
+
+
+def commands(run_folder):
+    """The lines to print: a shell script."""
+    about = json.loads((run_folder / "run.json").read_text())
+    args, commit, python = about["args"], about.get("commit", ""), about["python"]
+    file = about.get("file") or f"{args['exp_name']}.py"
+    check(re.fullmatch(r"\w[\w.-]*\.py", file, re.A), "file is not the name of an algorithm file")
+    check(re.fullmatch(r"([0-9a-f]{40}([0-9a-f]{24})?)?", commit), "commit is not the name of a commit")
+    check(re.fullmatch(r"\d+\.\d+\.[0-9a-z+]+", python, re.A), "python is not a version")
+    words = [word for name, value in args.items() for word in to_words(name, value)]
+    tags = ",".join(printable(tag, "a tag") for tag in about.get("tags", []))
+    versions = [
+        f"{name}=={version.split('+')[0]}"  # a build such as 2.13.0+cpu is not on PyPI, the version is
+        for name, version in sorted(about["packages"].items())
+        if re.fullmatch(r"\w([\w.-]*\w)?", name, re.A) and re.fullmatch(r"\d[\w.!+-]*", str(version), re.A)
+    ]
+
+    device = printable(about.get("device", "an unknown device"), "device")
+    yield f"# {printable(str(args['env_id']), 'env_id')} with {file}, seed {int(args['seed'])}, on {device}"
+    if not (ROOT / "cleanrl" / file).is_file():
+        yield f"# there is no cleanrl/{file} in this checkout: the commit must have it, or you"
+    if ":" in str(args["env_id"]):
+        yield "# beware: the part of the environment's id before the colon is a module that the run imports"
+    if commit:
+        yield f"git checkout --detach {commit}"
+    else:
+        yield "# the run was not made in a git checkout, so that its code is not known"
+    yield f"uv venv --python {python} {ENVIRONMENT}"
+    if left_out := len(about["packages"]) - len(versions):
+        yield f"# without {left_out} that have no proper name or version"
+    yield from (f"cat > {ENVIRONMENT}/versions.txt << 'EOF'", *versions, "EOF")
+    constraints = f"--constraints {ENVIRONMENT}/versions.txt"  # which install nothing that the file does not ask for
+    yield f"uv pip install --python {ENVIRONMENT} {constraints} --requirements cleanrl/{file}"
+    variables = f"WANDB_TAGS={shlex.quote(tags)} " if tags else ""
+    yield f"{variables}{ENVIRONMENT}/bin/python {shlex.join([f'cleanrl/{file}', *words])}"
+
+
+def main():
+    args = tyro.cli(Args)
+    try:
+        script = "\n".join(commands(args.run_folder))
+        sys.stdout.write(script.encode().decode() + "\n")
+    except Exception as error:
+        problem = f"{args.run_folder} is not the folder of a run: run.json: {type(error).__name__}: {error}"
+        raise SystemExit(problem.splitlines()[0]) from None
+
+
+if __name__ == "__main__":
+    main()
