@@ -2,13 +2,21 @@
 
     python -m cleanrl_utils.enjoy runs/<run>
     python -m cleanrl_utils.enjoy runs/<run> --episodes 3 --video
+    python -m cleanrl_utils.enjoy runs/<run> --snapshots         # beside its training: keeps what each checkpoint learned
+    python -m cleanrl_utils.enjoy runs/<run> --grid              # one video that shows how the agent learned
+    python -m cleanrl_utils.enjoy hf://cleanrl/CartPole-v1-dqn-seed1 --epsilon 0.05
+    python -m cleanrl_utils.enjoy --exp-name dqn --env-id CartPole-v1 --hf-entity cleanrl
 
 Prints each return and their mean, writes them to eval.json in the run's folder and to TensorBoard as eval/episodic_return.
 """
 
 import json
+import math
 import os
+import re
 import runpy
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,16 +26,29 @@ import torch
 import tyro
 
 ALGORITHMS = Path(__file__).resolve().parent.parent / "cleanrl"
+CHECKPOINTS = ("checkpoint.msgpack", "checkpoint.pt", "model.safetensors")  # what JAX, PyTorch and the Hub call it
+TRAINING_ONLY = re.compile(r"(.*_)?(optimizer|rng)|opt_state|target_.*|buffer|added|world|key")  # parts of a checkpoint
+GRID_CELLS = 9  # checkpoints in one video
+GRID_WIDTH = 1280  # pixels
+GRID_STEPS = 10_000  # a video ends there, since some agents never lose
 
 
 @dataclass
 class Args:
-    run_folder: tyro.conf.Positional[Path]  # folder of the run
+    run: tyro.conf.Positional[
+        tuple[str, ...]
+    ] = ()  # its folder, or hf://entity/repository; for --grid also several, or checkpoints
     episodes: int = 10  # episodes to play
     seed: int = 1000  # seed of the environments and of the sampled actions
+    epsilon: float = 0.0  # chance of a random action, for agents that explored that way; 0.05 or 0.001 in papers
     video: bool = False  # record every episode into the run's folder videos/
+    grid: bool = False  # instead, one video in which checkpoints play side by side: the run's snapshots, or those given
+    snapshots: bool = False  # instead, keep what each checkpoint learned in the run's folder snapshots/ until training ends
     file: Path | None = None  # algorithm file to take the policy from, if it is not one of cleanrl/ by the run's name
     env_id: str | None = None  # environment to play in, if it is another than the run's or one that has to be imported
+    exp_name: str | None = None  # play a model of the Hub: the one of this experiment and --env-id
+    run_seed: int = 1  # and of this seed
+    hf_entity: str = "cleanrl"  # and of this user or organization
 
 
 def read_run(run_folder):
@@ -40,17 +61,79 @@ def read_run(run_folder):
         raise SystemExit(problem.splitlines()[0]) from None
 
 
-def load_checkpoint(run_folder):
-    """The checkpoint as plain tensors and numbers: neither format can run code when it is read."""
+def find_checkpoint(run_folder):
+    there = [run_folder / name for name in CHECKPOINTS if (run_folder / name).exists()]
+    return there[0] if there else run_folder / "checkpoint.pt"
+
+
+def load_checkpoint(path):
+    """The checkpoint of a run's folder, or in a file, as plain tensors and numbers: no format can run code when it is read."""
+    path = find_checkpoint(Path(path)) if Path(path).is_dir() else Path(path)
     try:
-        if (run_folder / "checkpoint.msgpack").exists():
+        if path.suffix == ".msgpack":
             from flax.serialization import msgpack_restore
 
-            return msgpack_restore((run_folder / "checkpoint.msgpack").read_bytes())
-        return torch.load(run_folder / "checkpoint.pt", map_location="cpu", weights_only=True)
+            return msgpack_restore(path.read_bytes())
+        if path.suffix == ".safetensors":
+            return read_safetensors(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        problem = f"cannot load the checkpoint of {run_folder}: {type(error).__name__}: {error}"
+        problem = f"cannot load the checkpoint of {path.parent}: {type(error).__name__}: {error}"
         raise SystemExit(problem.splitlines()[0]) from None
+
+
+def read_safetensors(path):
+    """The nested names that a checkpoint has, from flat ones such as agent/actor.0.weight."""
+    from safetensors import safe_open
+
+    checkpoint = {}
+    with safe_open(path, "numpy") as file:
+        is_torch = (file.metadata() or {}).get("format") == "pt"
+        for flat_name in file.keys():  # noqa: SIM118  it is no dictionary
+            *parents, name = flat_name.split("/")
+            place = checkpoint
+            for parent in parents:
+                place = place.setdefault(parent, {})
+            place[name] = torch.from_numpy(file.get_tensor(flat_name)) if is_torch else file.get_tensor(flat_name)
+    return checkpoint
+
+
+def learned(checkpoint):
+    """The parts of a checkpoint that the agent learned, without those that only more training needs."""
+    kept = {name: part for name, part in checkpoint.items() if not TRAINING_ONLY.fullmatch(name)}
+    if any(isinstance(part, dict) for part in kept.get("agent", {}).values()):  # JAX has them a level below
+        kept["agent"] = {name: part for name, part in kept["agent"].items() if not TRAINING_ONLY.fullmatch(name)}
+    return kept
+
+
+def make_agent(run_folder, checkpoint, render_mode=None, file=None, env_id=None, epsilon=0.0, seed=0):
+    """One environment of the run's kind and the policy that plays in it."""
+    file_name, run_args = read_run(run_folder)
+    file = file or ALGORITHMS / Path(str(file_name)).name  # a stranger's file is never run, only ours of that name
+    if not file.is_file():
+        raise SystemExit(f"there is no {file}: say with --file which algorithm file made this run")
+    run_args["env_id"] = str(env_id or run_args.get("env_id"))
+    if ":" in run_args["env_id"] and not env_id:  # part of the id is a module to import
+        raise SystemExit(f"playing will import {run_args['env_id']}: if you trust it, add --env-id {run_args['env_id']}")
+    algorithm = runpy.run_path(str(file))
+    if epsilon and not hasattr(algorithm["Args"], "end_e"):
+        raise SystemExit(f"--epsilon is for agents that explored that way, which those of {file.name} did not")
+    try:
+        envs = algorithm["make_envs"](algorithm["Args"](**run_args), 1, render_mode)
+        policy = algorithm["load_policy"](checkpoint, envs)
+        can_render = "rgb_array" in envs.metadata.get("render_modes", ())
+        assert render_mode is None or can_render, "the environment does not render rgb_array"
+    except Exception as error:
+        problem = f"cannot rebuild the agent of {run_folder}: {type(error).__name__}: {error}"
+        raise SystemExit(problem.splitlines()[0]) from None
+    rng, space = np.random.default_rng(seed), envs.single_action_space
+
+    def explore(obs, is_last):
+        actions = policy(obs, is_last)
+        choices = rng.integers(space.n, size=len(actions)) + space.start
+        return np.where(rng.random(len(actions)) < epsilon, choices, actions)
+
+    return run_args["env_id"], envs, explore if epsilon else policy
 
 
 def play(envs, policy, episodes, seed):
@@ -66,45 +149,177 @@ def play(envs, policy, episodes, seed):
     return returns, lengths
 
 
-def main():
-    args = tyro.cli(Args)
-    file_name, run_args = read_run(args.run_folder)
-    file = args.file or ALGORITHMS / Path(str(file_name)).name
-    if not file.is_file():
-        raise SystemExit(f"there is no {file}: say with --file which algorithm file made this run")
-    if args.episodes < 1 or not 0 <= args.seed < 2**31:
-        raise SystemExit("--episodes must be at least 1, and --seed lie between 0 and 2**31 - 1")
-    run_args["env_id"] = str(args.env_id or run_args.get("env_id"))
-    if ":" in run_args["env_id"] and not args.env_id:  # part of the id is a module to import
-        raise SystemExit(f"playing will import {run_args['env_id']}: if you trust it, add --env-id {run_args['env_id']}")
-
-    algorithm = runpy.run_path(str(file))
-    checkpoint = load_checkpoint(args.run_folder)
-    torch.manual_seed(args.seed)
-    try:
-        envs = algorithm["make_envs"](algorithm["Args"](**run_args), 1, "rgb_array" if args.video else None)
-        policy = algorithm["load_policy"](checkpoint, envs)
-        if args.video:
-            assert "rgb_array" in envs.metadata.get("render_modes", ()), "the environment does not render rgb_array"
-            videos = dict(video_folder=str(args.run_folder / "videos"), name_prefix=f"eval-seed-{args.seed}")
-            envs = gym.wrappers.vector.RecordVideo(envs, **videos, episode_trigger=lambda episode: episode < args.episodes)
-    except Exception as error:
-        problem = f"cannot rebuild the agent of {args.run_folder}: {type(error).__name__}: {error}"
-        raise SystemExit(problem.splitlines()[0]) from None
-    returns, lengths = play(envs, policy, args.episodes, args.seed)
+def evaluate(run_folder, checkpoint, episodes=10, seed=1000, num_videos=0, **choices):
+    """Play whole episodes, record the first ones, and write the returns into the run's folder."""
+    torch.manual_seed(seed)
+    render_mode = "rgb_array" if num_videos else None
+    env_id, envs, policy = make_agent(run_folder, checkpoint, render_mode, seed=seed, **choices)
+    if num_videos:
+        videos = dict(video_folder=str(run_folder / "videos"), name_prefix=f"eval-seed-{seed}")
+        envs = gym.wrappers.vector.RecordVideo(envs, **videos, episode_trigger=lambda episode: episode < num_videos)
+    returns, lengths = play(envs, policy, episodes, seed)
     envs.close()
-    print(f"mean return over {args.episodes} episodes: {np.mean(returns):.2f} ± {np.std(returns):.2f}")
+    print(f"mean return over {episodes} episodes: {np.mean(returns):.2f} ± {np.std(returns):.2f}")
 
     from torch.utils.tensorboard import SummaryWriter  # late: it is slow to import
 
-    evaluation = {"env_id": run_args["env_id"], "seed": args.seed, "global_step": int(checkpoint.get("global_step", 0))}
-    evaluation |= {"mean": float(np.mean(returns)), "std": float(np.std(returns)), "returns": returns, "lengths": lengths}
-    (args.run_folder / "eval.tmp").unlink(missing_ok=True)  # never write through a stranger's link
-    (args.run_folder / "eval.tmp").write_text(json.dumps(evaluation, indent=2))
-    os.replace(args.run_folder / "eval.tmp", args.run_folder / "eval.json")
-    with SummaryWriter(args.run_folder, filename_suffix=".eval") as writer:
+    evaluation = {"env_id": env_id, "seed": seed, "epsilon": choices.get("epsilon", 0.0)}
+    evaluation |= {"global_step": int(checkpoint.get("global_step", 0)), "mean": float(np.mean(returns))}
+    evaluation |= {"std": float(np.std(returns)), "returns": returns, "lengths": lengths}
+    (run_folder / "eval.tmp").unlink(missing_ok=True)  # never write through a stranger's link
+    (run_folder / "eval.tmp").write_text(json.dumps(evaluation, indent=2))
+    os.replace(run_folder / "eval.tmp", run_folder / "eval.json")
+    with SummaryWriter(run_folder, filename_suffix=".eval") as writer:
         for episode, episodic_return in enumerate(returns):
             writer.add_scalar("eval/episodic_return", episodic_return, episode)
+    return evaluation
+
+
+def keep_snapshots(run_folders, seconds=0.5):
+    """Beside trainings that go on: whenever one replaces its checkpoint, keep what it had learned, until all have ended."""
+    if os.name == "nt":  # where a file that is being read cannot be replaced
+        raise SystemExit("--snapshots would disturb the training on Windows")
+    seen, going_on = {}, dict.fromkeys(run_folders)
+    while going_on:
+        for run_folder in list(going_on):
+            _, args = read_run(run_folder)
+            path = find_checkpoint(run_folder)
+            if not path.exists() or seen.get(run_folder) == path.stat().st_mtime_ns:
+                continue
+            seen[run_folder] = path.stat().st_mtime_ns
+            checkpoint = learned(load_checkpoint(path))
+            step, folder = int(checkpoint["global_step"]), run_folder / "snapshots"
+            folder.mkdir(exist_ok=True)
+            if path.suffix == ".msgpack":
+                from flax.serialization import msgpack_serialize
+
+                (folder / "snapshot.tmp").write_bytes(msgpack_serialize(checkpoint))
+            else:
+                torch.save(checkpoint, folder / "snapshot.tmp")
+            os.replace(folder / "snapshot.tmp", folder / f"{step}{path.suffix}")
+            print(f"kept step {step:,} of {run_folder}", flush=True)
+            iteration = args.get("num_envs", 1) * args.get("num_steps", args.get("train_frequency", 1))
+            if step + iteration > args.get("total_timesteps", math.inf):  # runs end with their last whole iteration
+                del going_on[run_folder]
+        time.sleep(seconds if going_on else 0)
+
+
+def snapshots_of(run_folder):
+    """The checkpoints of a run in their order, the last one included; some of them, evenly spread, if they are many."""
+    kept = [path for path in run_folder.glob("snapshots/*") if path.stem.isdecimal()]
+    kept, last = sorted(kept, key=lambda path: int(path.stem)), find_checkpoint(run_folder)
+    if not kept or int(kept[-1].stem) != int(load_checkpoint(last).get("global_step", 0)):
+        kept.append(last)
+    chosen = np.linspace(0, len(kept) - 1, min(len(kept), GRID_CELLS)).round().astype(int)
+    return [kept[i] for i in chosen]
+
+
+def draw_grid(frames, captions, is_over):
+    """One picture of many: each above its caption, darker where the episode is over."""
+    from PIL import Image, ImageDraw, ImageFont  # moviepy's
+
+    columns = math.ceil(len(frames) ** 0.5)
+    height, width = frames[0].shape[:2]
+    scale = min(max(1.0, 240 / width), GRID_WIDTH / columns / width)  # a caption needs some room
+    width, height, line = round(scale * width / 2) * 2, round(scale * height / 2) * 2, 24
+    picture = Image.new("RGB", (columns * width, math.ceil(len(frames) / columns) * (height + line)))
+    pen, font = ImageDraw.Draw(picture), ImageFont.load_default(14)
+    for i, (frame, caption) in enumerate(zip(frames, captions, strict=True)):
+        x, y = i % columns * width, i // columns * (height + line)
+        frame = Image.fromarray(frame // 2 if is_over[i] else frame).resize((width, height))
+        picture.paste(frame, (x, y))
+        pen.text((x + 6, y + height + 3), caption, "white", font)
+    return np.asarray(picture)
+
+
+def make_grid(checkpoints, path, seed=1000, **choices):
+    """A video in which agents play an episode each, side by side and from the same seed."""
+    from moviepy.video.io.ffmpeg_writer import FFMPEG_VideoWriter
+
+    torch.manual_seed(seed)
+    agents, is_last, steps = [], np.zeros(1, dtype=bool), []
+    for run_folder, checkpoint_path in checkpoints:
+        checkpoint = load_checkpoint(checkpoint_path)
+        steps.append(int(checkpoint.get("global_step", 0)))
+        agents.append(make_agent(run_folder, checkpoint, "rgb_array", seed=seed, **choices)[1:])
+    captions = [f"step {step:,}" for step in steps]
+    if len({run_folder for run_folder, _ in checkpoints}) > 1:
+        runs = [read_run(run_folder)[1] for run_folder, _ in checkpoints]
+        captions = [f"{run.get('exp_name')} {run.get('seed')}, {c}" for run, c in zip(runs, captions, strict=True)]
+    states = [(envs.reset(seed=seed)[0], is_last) for envs, _ in agents]
+    frames, returns, is_over = [envs.render()[0] for envs, _ in agents], [0.0] * len(agents), [False] * len(agents)
+    show = lambda: draw_grid(frames, [f"{c}, return {r:.1f}" for c, r in zip(captions, returns, strict=True)], is_over)  # noqa: E731
+    picture, fps = show(), agents[0][0].metadata.get("render_fps", 30)
+    path.parent.mkdir(exist_ok=True)
+    part = path.with_suffix(".tmp.mp4")
+    part.unlink(missing_ok=True)  # never write through a stranger's link
+    with FFMPEG_VideoWriter(str(part), picture.shape[1::-1], fps, pixel_format="rgb24") as video:
+        video.write_frame(picture)
+        for _ in range(GRID_STEPS):
+            for i, (envs, policy) in enumerate(agents):
+                if is_over[i]:
+                    continue
+                obs, rewards, terminated, truncated, infos = envs.step(policy(*states[i]))
+                states[i], frames[i] = (obs, terminated | truncated), envs.render()[0]
+                is_over[i] = "episode" in infos  # the whole one, not that of a life
+                returns[i] = float(infos["episode"]["r"][0]) if is_over[i] else returns[i] + float(rewards[0])
+            picture = show()
+            video.write_frame(picture)
+            if all(is_over):
+                break
+        for _ in range(fps):  # the end can be read
+            video.write_frame(picture)
+    for envs, _ in agents:
+        envs.close()
+    os.replace(part, path)
+    for caption, episodic_return, over in zip(captions, returns, is_over, strict=True):
+        print(f"{caption}: return {episodic_return:.2f}{'' if over else f' after {GRID_STEPS:,} steps, not over'}")
+    print(f"video: {path}")
+
+
+def locate(word):
+    """The run's folder and the checkpoint that a word of the command line stands for."""
+    if word.startswith("hf://"):
+        from cleanrl_utils.hub import pull
+
+        word = pull(word)
+    path = Path(word)
+    if path.is_file():
+        return next((folder for folder in path.parents if (folder / "run.json").exists()), path.parent), path
+    return path, find_checkpoint(path)
+
+
+def main():
+    args = tyro.cli(Args, description=__doc__)
+    if args.exp_name is not None:
+        if args.run or args.env_id is None:
+            raise SystemExit("--exp-name needs --env-id, and stands for the run: give no other")
+        from cleanrl_utils.hub import repo_name
+
+        args.run = (f"hf://{args.hf_entity}/{repo_name(args.env_id, args.exp_name, args.run_seed)}",)
+    if args.episodes < 1 or not 0 <= args.seed < 2**31 or not 0 <= args.epsilon <= 1:
+        raise SystemExit("--episodes must be at least 1, and --seed lie between 0 and 2**31 - 1, --epsilon between 0 and 1")
+    if not args.run or (len(args.run) > 1 and not (args.grid or args.snapshots)):
+        raise SystemExit("say which run to watch: its folder, hf://entity/repository, or --exp-name and --env-id")
+    found = [locate(word) for word in args.run]
+    run_folder, path = found[0]
+    choices = dict(file=args.file, env_id=args.env_id, epsilon=args.epsilon)
+    if args.snapshots:
+        for folder, _ in found:
+            read_run(folder)
+        with suppress(KeyboardInterrupt):
+            keep_snapshots([folder for folder, _ in found])
+    elif args.grid:
+        if len(found) == 1:
+            read_run(run_folder)
+            found = [(run_folder, snapshot) for snapshot in snapshots_of(run_folder)]
+        if not 1 < len(found) <= GRID_CELLS:
+            many = f"{run_folder} has one checkpoint: run --snapshots beside its training to keep more of them"
+            raise SystemExit(many if len(found) == 1 else f"a grid shows up to {GRID_CELLS} checkpoints")
+        make_grid(found, run_folder / "videos" / "learning.mp4", args.seed, **choices)
+    else:
+        read_run(run_folder)
+        evaluate(run_folder, load_checkpoint(path), args.episodes, args.seed, args.episodes if args.video else 0, **choices)
 
 
 if __name__ == "__main__":
