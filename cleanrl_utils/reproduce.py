@@ -9,7 +9,6 @@ Nothing is run here. The folder may be a stranger's: what it says is only printe
 import json
 import re
 import shlex
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,11 +89,11 @@ def commands(run_folder):
 def main():
     args = tyro.cli(Args)
     try:
-        script = "\n".join(commands(args.run_folder))
-        sys.stdout.write(script.encode().decode() + "\n")
+        script = list(commands(args.run_folder))  # all of it, or nothing
     except Exception as error:
         problem = f"{args.run_folder} is not the folder of a run: run.json: {type(error).__name__}: {error}"
         raise SystemExit(problem.splitlines()[0]) from None
+    print("\n".join(script))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,226 @@
+"""cleanrl_utils.reproduce: what it prints makes the same run again, and does nothing else, whoever wrote run.json."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cleanrl_utils import reproduce
+from tests.harness import PPO, ROOT, about, only_run, read_checkpoint, same, scalars, train
+from tests.test_packaging import needs_uv
+
+FLAGS = ["--seed", 3, "--total-timesteps", 1024, "--num-envs", 3, "--num-steps", 64, "--no-anneal-lr", "--target-kl", 0.02]
+FLAGS += ["--exp-name", "it's $HOME; -x", "--learning-rate", 0.0012345678901234567, "--no-cuda", "--ent-coef", -0.001]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("original")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WANDB_TAGS", "v1-2-gabc,it's $HOME")
+        train(PPO, folder, *FLAGS)
+    return only_run(folder)
+
+
+def printed(folder):
+    done = subprocess.run([sys.executable, "-m", "cleanrl_utils.reproduce", folder], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    return done.stdout.splitlines()
+
+
+def write(folder, **entries):
+    """A run folder with a run.json that says this, and beyond it what a proper one says."""
+    proper = {
+        "file": "ppo.py",
+        "args": {"env_id": "CartPole-v1", "seed": 1, "exp_name": "ppo"},
+        "tags": [],
+        "commit": "0" * 40,
+    }
+    proper |= {"device": "x86_64", "python": "3.11.7", "packages": {"torch": "2.13.0+cpu", "numpy": "2.3.4"}}
+    folder.mkdir(exist_ok=True)
+    (folder / "run.json").write_text(json.dumps(proper | entries))
+    return folder
+
+
+def execute(lines, folder):
+    """Run a script in a folder in which git, uv and the environment's Python only write down their words and WANDB_TAGS."""
+    for name in ("bin/git", "bin/uv", ".venv-reproduce/bin/python"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(
+            '#!/bin/bash\n{ printf "%s\\0" "${0##*/}" "$@" "$WANDB_TAGS"; printf "\\n\\0"; } >> words\n'
+        )
+        (folder / name).chmod(0o755)
+    (folder / "words").unlink(missing_ok=True)
+    environment = {"PATH": f"{folder / 'bin'}:/usr/bin:/bin"}
+    subprocess.run(["bash", "-e", "-c", "\n".join(lines)], cwd=folder, env=environment, check=True)
+    return [command.split("\0")[:-1] for command in (folder / "words").read_text().split("\n\0")[:-1]]
+
+
+def test_printed_command_makes_the_same_run(run, tmp_path):
+    """The last line, run for real: flags, tags, curves and weights are those of the first run, bit for bit."""
+    (tmp_path / "cleanrl").symlink_to(ROOT / "cleanrl")
+    (tmp_path / reproduce.ENVIRONMENT).symlink_to(sys.prefix)
+    *_, command = printed(run)
+    assert command.startswith("WANDB_TAGS=") and " --no-anneal-lr " in command and "--resume" not in command
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    again = only_run(tmp_path)
+    assert about(again)["args"] == about(run)["args"] and about(again)["tags"] == about(run)["tags"] == [
+        "v1-2-gabc",
+        "it's $HOME",
+    ]
+    first, second = scalars(run), scalars(again)
+    assert first.keys() == second.keys() and len(first["charts/episodic_return"]) > 10 and len(first["losses/value_loss"]) == 5
+    assert [name for name in first if name != "charts/SPS" and first[name] != second[name]] == []
+    assert same(read_checkpoint(run), read_checkpoint(again))
+
+
+def test_commit_and_versions_are_those_of_the_run(run, tmp_path):
+    lines = printed(run)
+    told = about(run)
+    assert f"git checkout --detach {told['commit']}" in lines and f"uv venv --python {told['python']} .venv-reproduce" in lines
+    assert lines[0] == f"# CartPole-v1 with ppo.py, seed 3, on {told['device']}"
+    versions = lines[lines.index("cat > .venv-reproduce/versions.txt << 'EOF'") + 1 : lines.index("EOF")]
+    known = {f"{name}=={version.partition('+')[0]}" for name, version in told["packages"].items()}
+    assert set(versions) == known and len(known) > 50
+    git, venv, install, python = execute(lines, tmp_path)
+    assert git[:4] == ["git", "checkout", "--detach", told["commit"]] and venv[:3] == ["uv", "venv", "--python"]
+    assert install[-3:-1] == ["--requirements", "cleanrl/ppo.py"] and "--constraints" in install
+    assert (tmp_path / ".venv-reproduce/versions.txt").read_text().splitlines() == versions
+    assert python[:4] == ["python", "cleanrl/ppo.py", "--exp-name", "it's $HOME; -x"] and python[-1] == "v1-2-gabc,it's $HOME"
+
+
+@needs_uv
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_all_printed_commands_in_a_clone(run, tmp_path):
+    """A new environment, filled by uv: the recorded versions are in it, and the run is the same."""
+    subprocess.run(["git", "clone", "--quiet", ROOT, tmp_path / "clone"], check=True)
+    environment = os.environ | {"UV_FIND_LINKS": os.environ.get("PIP_FIND_LINKS", ""), "PYTHONPATH": ""}
+    environment["PATH"] = f"{ROOT / '.uv/bin'}{os.pathsep}{environment['PATH']}"
+    script = "\n".join(printed(run))
+    done = subprocess.run(
+        ["bash", "-e"], input=script, cwd=tmp_path / "clone", env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    again = only_run(tmp_path / "clone")
+    packages = about(again)["packages"]
+    assert len(packages) > 20 and packages.items() <= about(run)["packages"].items()
+    assert scalars(again)["charts/episodic_return"] == scalars(run)["charts/episodic_return"]
+
+
+PLAIN = st.text(st.characters(exclude_categories=("C", "Z")) | st.just(" "), max_size=12)
+NASTY = st.sampled_from(
+    ["'; touch owned; '", "$(touch owned)", "`touch owned`", '"', "\\", "a\\'", "-x", "--seed=5", "!!", "#", "~", ""]
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(texts=st.lists(PLAIN | NASTY, min_size=4, max_size=4))
+def test_no_text_breaks_out_of_its_quotes(tmp_path, texts):
+    """The shell hands over each text as it is, and to the flag that it belongs to."""
+    name, project, entity, tag = texts
+    args = {"exp_name": name, "env_id": "CartPole-v1", "seed": 2, "wandb_project_name": project, "wandb_entity": entity}
+    lines = list(reproduce.commands(write(tmp_path / "run", args=args, tags=[tag])))
+    folder = tmp_path / "work"
+    folder.mkdir(exist_ok=True)
+    *_, words = execute(lines, folder)
+    flags = " ".join(f"--{word}" for word in ("exp-name", "wandb-project-name", "wandb-entity")).split()
+    for flag, text in zip(flags, (name, project, entity), strict=True):
+        assert f"{flag}={text}" in words if text.startswith("-") else words[words.index(flag) + 1] == text
+    assert words[-1] == (tag if tag else "") and not list(tmp_path.rglob("owned"))
+
+
+def test_flags_of_every_type(tmp_path):
+    args = {
+        "env_id": "x",
+        "seed": 0,
+        "a": True,
+        "b_c": False,
+        "d": None,
+        "e": 1e-05,
+        "f": -2,
+        "g": [1, "x y"],
+        "h": [],
+        "resume": "z",
+    }
+    *_, words = execute(list(reproduce.commands(write(tmp_path / "run", args=args))), tmp_path)
+    assert words[2:-1] == [*"--env-id x --seed 0 --a --no-b-c --e 1e-05 --f=-2 --g 1".split(), "x y", "--h"]
+
+
+def test_packages_are_only_names_and_versions(tmp_path):
+    nasty = {
+        "evil; touch owned": "1",
+        "--index-url=http://x": "1",
+        "a @ http://x": "1",
+        "b": "1; touch owned",
+        "c": "1\nEOF\ntouch owned",
+    }
+    nasty |= {"EOF\ntouch owned\n": "1", "d": None, "e": "-r x", "f": "$(touch owned)", "-r": "1", "g": {"x": 1}}
+    lines = list(reproduce.commands(write(tmp_path / "run", packages={"torch": "2.13.0+cpu", **nasty, "ray": "2.60.0rc1"})))
+    execute(lines, tmp_path)
+    assert (tmp_path / ".venv-reproduce/versions.txt").read_text() == "ray==2.60.0rc1\ntorch==2.13.0\n"
+    assert "# without 11 that have no proper name or version" in lines and not (tmp_path / "owned").exists()
+
+
+ARGS = {"env_id": "CartPole-v1", "seed": 1, "exp_name": "ppo"}
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        (dict(args=[]), "run.json: "),
+        (dict(args={}), "KeyError: 'env_id'"),
+        (dict(args=ARGS | {"seed": "$(touch owned)"}), "ValueError"),
+        (dict(args=ARGS | {"x; touch owned": 1}), "is not the name of a flag"),
+        (dict(args=ARGS | {"-x": 1}), "is not the name of a flag"),
+        (dict(args=ARGS | {"x": "a\nb"}), "x is not plain text"),
+        (dict(args=ARGS | {"x": "\x1b[2J"}), "x is not plain text"),
+        (dict(args=ARGS | {"x": "\u202e"}), "x is not plain text"),
+        (dict(args=ARGS | {"x": {}}), "x is of no known type"),
+        (dict(tags=["a\ntouch owned"]), "a tag is not plain text"),
+        (dict(tags=[1]), "a tag is not plain text"),
+        (dict(tags=3), "TypeError"),
+        (dict(commit="HEAD; touch owned"), "commit is not the name of a commit"),
+        (dict(commit="--orphan"), "commit is not the name of a commit"),
+        (dict(file="../evil.py"), "file is not the name of an algorithm file"),
+        (dict(file="-c.py"), "file is not the name of an algorithm file"),
+        (dict(file="a b.py"), "file is not the name of an algorithm file"),
+        (dict(file="x.py\n"), "file is not the name of an algorithm file"),
+        (dict(python="3.11; touch owned"), "python is not a version"),
+        (dict(device="x\ntouch owned"), "device is not plain text"),
+        (dict(packages=[1]), "AttributeError"),
+    ],
+)  # fmt: skip
+def test_damaged_or_hostile_runs_are_one_line(tmp_path, monkeypatch, capsys, entries, words):
+    monkeypatch.setattr(sys, "argv", ["reproduce", str(write(tmp_path / "run", **entries))])
+    with pytest.raises(SystemExit) as refusal:
+        reproduce.main()
+    problem = refusal.value.code
+    assert "is not the folder of a run: run.json: " in problem and words in problem and problem.isprintable(), problem
+    assert capsys.readouterr().out == "", "nothing is printed that someone could run"
+
+
+@pytest.mark.parametrize("text", [None, "[]", "{}", "no", "[" * 100_000])
+def test_no_run_is_one_line(tmp_path, text):
+    if text is not None:
+        (tmp_path / "run.json").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "cleanrl_utils.reproduce", tmp_path], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 1 and done.stdout == "" and re.fullmatch(r".* is not the folder of a run: .*\n", done.stderr)
+
+
+def test_what_to_know_is_said(tmp_path):
+    lines = list(reproduce.commands(write(tmp_path, file="mine.py", commit="", args=ARGS | {"env_id": "my_module:Env-v0"})))
+    assert "# there is no cleanrl/mine.py in this checkout: the commit must have it, or you" in lines
+    assert "# beware: the part of the environment's id before the colon is a module that the run imports" in lines
+    assert "# the run was not made in a git checkout, so that its code is not known" in lines
+    assert not [line for line in lines if line.startswith("git")]
+    assert Path(tmp_path, "run.json").exists()
