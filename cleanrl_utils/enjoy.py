@@ -2,7 +2,7 @@
 
     python -m cleanrl_utils.enjoy runs/<run>
     python -m cleanrl_utils.enjoy runs/<run> --episodes 3 --video
-    python -m cleanrl_utils.enjoy runs/<run> --snapshots         # beside its training: keeps what each checkpoint learned
+    python -m cleanrl_utils.enjoy runs --snapshots               # beside trainings: keeps what each checkpoint learned
     python -m cleanrl_utils.enjoy runs/<run> --grid              # one video that shows how the agent learned
     python -m cleanrl_utils.enjoy hf://cleanrl/CartPole-v1-dqn-seed1 --epsilon 0.05
     python -m cleanrl_utils.enjoy --exp-name dqn --env-id CartPole-v1 --hf-entity cleanrl
@@ -43,7 +43,7 @@ class Args:
     epsilon: float = 0.0  # chance of a random action, for agents that explored that way; 0.05 or 0.001 in papers
     video: bool = False  # record every episode into the run's folder videos/
     grid: bool = False  # instead, one video in which checkpoints play side by side: the run's snapshots, or those given
-    snapshots: bool = False  # instead, keep what each checkpoint learned in the run's folder snapshots/ until training ends
+    snapshots: bool = False  # instead, beside its training, keep what each checkpoint learned, in the run's folder snapshots/
     file: Path | None = None  # algorithm file to take the policy from, if it is not one of cleanrl/ by the run's name
     env_id: str | None = None  # environment to play in, if it is another than the run's or one that has to be imported
     exp_name: str | None = None  # play a model of the Hub: the one of this experiment and --env-id
@@ -125,7 +125,7 @@ def make_agent(run_folder, checkpoint, render_mode=None, file=None, env_id=None,
         assert render_mode is None or can_render, "the environment does not render rgb_array"
     except Exception as error:
         problem = f"cannot rebuild the agent of {run_folder}: {type(error).__name__}: {error}"
-        raise SystemExit(problem.splitlines()[0]) from None
+        raise SystemExit(" ".join(problem.split())[:500]) from None  # PyTorch says which weights do not fit in further lines
     rng, space = np.random.default_rng(seed), envs.single_action_space
 
     def explore(obs, is_last):
@@ -175,33 +175,38 @@ def evaluate(run_folder, checkpoint, episodes=10, seed=1000, num_videos=0, **cho
     return evaluation
 
 
-def keep_snapshots(run_folders, seconds=0.5):
-    """Beside trainings that go on: whenever one replaces its checkpoint, keep what it had learned, until all have ended."""
+def keep_snapshots(folders, seconds=0.5):
+    """Beside trainings that go on: whenever one replaces its checkpoint, keep what it had learned.
+
+    Ends with the runs in folders; where one is not a run's but holds those of runs, also of future ones, it never ends."""
     if os.name == "nt":  # where a file that is being read cannot be replaced
         raise SystemExit("--snapshots would disturb the training on Windows")
-    seen, going_on = {}, dict.fromkeys(run_folders)
-    while going_on:
-        for run_folder in list(going_on):
-            _, args = read_run(run_folder)
+    started, seen, ended = time.time(), {}, set()
+    while not set(folders) <= ended:
+        parents = [folder for folder in folders if not (folder / "run.json").exists()]
+        for run_folder in {*folders, *(path.parent for folder in parents for path in folder.glob("*/run.json"))} - {*parents}:
             path = find_checkpoint(run_folder)
             if not path.exists() or seen.get(run_folder) == path.stat().st_mtime_ns:
                 continue
             seen[run_folder] = path.stat().st_mtime_ns
-            checkpoint = learned(load_checkpoint(path))
-            step, folder = int(checkpoint["global_step"]), run_folder / "snapshots"
-            folder.mkdir(exist_ok=True)
+            if run_folder not in folders and path.stat().st_mtime < started:
+                continue  # ended before
+            checkpoint, (_, args) = learned(load_checkpoint(path)), read_run(run_folder)
+            step, kept = int(checkpoint["global_step"]), run_folder / "snapshots"
+            kept.mkdir(exist_ok=True)
             if path.suffix == ".msgpack":
                 from flax.serialization import msgpack_serialize
 
-                (folder / "snapshot.tmp").write_bytes(msgpack_serialize(checkpoint))
+                (kept / "snapshot.tmp").write_bytes(msgpack_serialize(checkpoint))
             else:
-                torch.save(checkpoint, folder / "snapshot.tmp")
-            os.replace(folder / "snapshot.tmp", folder / f"{step}{path.suffix}")
+                torch.save(checkpoint, kept / "snapshot.tmp")
+            os.replace(kept / "snapshot.tmp", kept / f"{step}{path.suffix}")
             print(f"kept step {step:,} of {run_folder}", flush=True)
             iteration = args.get("num_envs", 1) * args.get("num_steps", args.get("train_frequency", 1))
             if step + iteration > args.get("total_timesteps", math.inf):  # runs end with their last whole iteration
-                del going_on[run_folder]
-        time.sleep(seconds if going_on else 0)
+                ended.add(run_folder)
+        if not set(folders) <= ended:
+            time.sleep(seconds)
 
 
 def snapshots_of(run_folder):
@@ -214,61 +219,59 @@ def snapshots_of(run_folder):
     return [kept[i] for i in chosen]
 
 
-def draw_grid(frames, captions, is_over):
-    """One picture of many: each above its caption, darker where the episode is over."""
+def draw_cell(picture, place, size, frame, caption):
+    """Put a frame and the caption below it into a picture of many."""
     from PIL import Image, ImageDraw, ImageFont  # moviepy's
 
-    columns = math.ceil(len(frames) ** 0.5)
-    height, width = frames[0].shape[:2]
-    scale = min(max(1.0, 240 / width), GRID_WIDTH / columns / width)  # a caption needs some room
-    width, height, line = round(scale * width / 2) * 2, round(scale * height / 2) * 2, 24
-    picture = Image.new("RGB", (columns * width, math.ceil(len(frames) / columns) * (height + line)))
-    pen, font = ImageDraw.Draw(picture), ImageFont.load_default(14)
-    for i, (frame, caption) in enumerate(zip(frames, captions, strict=True)):
-        x, y = i % columns * width, i // columns * (height + line)
-        frame = Image.fromarray(frame // 2 if is_over[i] else frame).resize((width, height))
-        picture.paste(frame, (x, y))
-        pen.text((x + 6, y + height + 3), caption, "white", font)
-    return np.asarray(picture)
+    (x, y), (width, height) = place, size
+    picture.paste(Image.fromarray(frame).resize(size, Image.Resampling.BILINEAR), place)
+    pen = ImageDraw.Draw(picture)
+    pen.rectangle((x, y + height, x + width, y + height + 20), "black")
+    pen.text((x + 4, y + height + 2), caption, "white", ImageFont.load_default(14))
 
 
 def make_grid(checkpoints, path, seed=1000, **choices):
     """A video in which agents play an episode each, side by side and from the same seed."""
     from moviepy.video.io.ffmpeg_writer import FFMPEG_VideoWriter
+    from PIL import Image
 
     torch.manual_seed(seed)
-    agents, is_last, steps = [], np.zeros(1, dtype=bool), []
+    agents, captions = [], []
+    several_runs = len({run_folder for run_folder, _ in checkpoints}) > 1
     for run_folder, checkpoint_path in checkpoints:
-        checkpoint = load_checkpoint(checkpoint_path)
-        steps.append(int(checkpoint.get("global_step", 0)))
+        checkpoint, args = load_checkpoint(checkpoint_path), read_run(run_folder)[1]
         agents.append(make_agent(run_folder, checkpoint, "rgb_array", seed=seed, **choices)[1:])
-    captions = [f"step {step:,}" for step in steps]
-    if len({run_folder for run_folder, _ in checkpoints}) > 1:
-        runs = [read_run(run_folder)[1] for run_folder, _ in checkpoints]
-        captions = [f"{run.get('exp_name')} {run.get('seed')}, {c}" for run, c in zip(runs, captions, strict=True)]
-    states = [(envs.reset(seed=seed)[0], is_last) for envs, _ in agents]
+        name = f"{args.get('exp_name')} {args.get('seed')}, " if several_runs else ""
+        captions.append(f"{name}step {int(checkpoint.get('global_step', 0)):,}")
+    states = [(envs.reset(seed=seed)[0], np.zeros(1, dtype=bool)) for envs, _ in agents]
     frames, returns, is_over = [envs.render()[0] for envs, _ in agents], [0.0] * len(agents), [False] * len(agents)
-    show = lambda: draw_grid(frames, [f"{c}, return {r:.1f}" for c, r in zip(captions, returns, strict=True)], is_over)  # noqa: E731
-    picture, fps = show(), agents[0][0].metadata.get("render_fps", 30)
+
+    columns = math.ceil(len(agents) ** 0.5)
+    height, width = frames[0].shape[:2]
+    scale = min(max(1.0, 240 / width), GRID_WIDTH / columns / width)  # a caption needs some room
+    size = width, height = round(scale * width / 2) * 2, round(scale * height / 2) * 2  # encoders want even numbers
+    places = [(i % columns * (width + 4), i // columns * (height + 24)) for i in range(len(agents))]
+    picture = Image.new("RGB", (columns * (width + 4), math.ceil(len(agents) / columns) * (height + 24)))
+    fps, part = agents[0][0].metadata.get("render_fps", 30), path.with_suffix(".tmp.mp4")
     path.parent.mkdir(exist_ok=True)
-    part = path.with_suffix(".tmp.mp4")
     part.unlink(missing_ok=True)  # never write through a stranger's link
-    with FFMPEG_VideoWriter(str(part), picture.shape[1::-1], fps, pixel_format="rgb24") as video:
-        video.write_frame(picture)
-        for _ in range(GRID_STEPS):
+    with FFMPEG_VideoWriter(str(part), picture.size, fps, preset="veryfast", pixel_format="rgb24") as video:
+        for step in range(GRID_STEPS):
             for i, (envs, policy) in enumerate(agents):
                 if is_over[i]:
                     continue
-                obs, rewards, terminated, truncated, infos = envs.step(policy(*states[i]))
-                states[i], frames[i] = (obs, terminated | truncated), envs.render()[0]
-                is_over[i] = "episode" in infos  # the whole one, not that of a life
-                returns[i] = float(infos["episode"]["r"][0]) if is_over[i] else returns[i] + float(rewards[0])
-            picture = show()
-            video.write_frame(picture)
+                if step > 0:
+                    obs, rewards, terminated, truncated, infos = envs.step(policy(*states[i]))
+                    states[i], frames[i] = (obs, terminated | truncated), envs.render()[0]
+                    is_over[i] = "episode" in infos  # the whole one, not that of a life
+                    returns[i] = float(infos["episode"]["r"][0]) if is_over[i] else returns[i] + float(rewards[0])
+                frame = frames[i] // 2 if is_over[i] else frames[i]  # what is over gets dark
+                draw_cell(picture, places[i], size, frame, f"{captions[i]}, return {returns[i]:.1f}")
+            video.write_frame(np.asarray(picture))
             if all(is_over):
                 break
-        for _ in range(fps):  # the end can be read
-            video.write_frame(picture)
+        for _ in range(fps):  # so that the end can be read
+            video.write_frame(np.asarray(picture))
     for envs, _ in agents:
         envs.close()
     os.replace(part, path)
@@ -305,8 +308,8 @@ def main():
     run_folder, path = found[0]
     choices = dict(file=args.file, env_id=args.env_id, epsilon=args.epsilon)
     if args.snapshots:
-        for folder, _ in found:
-            read_run(folder)
+        if missing := [folder for folder, _ in found if not folder.is_dir()]:
+            raise SystemExit(f"there is no folder {missing[0]}")
         with suppress(KeyboardInterrupt):
             keep_snapshots([folder for folder, _ in found])
     elif args.grid:

@@ -106,7 +106,9 @@ def save_weights(checkpoint, path):
 
     parts = dict(flatten(checkpoint))
     framework = "pt" if any(isinstance(part, torch.Tensor) for part in parts.values()) else "np"
-    save_file({name: np.array(part, order="C") for name, part in parts.items()}, path, {"format": framework})
+    save_file(
+        {name: np.require(np.asarray(part), requirements="C") for name, part in parts.items()}, path, {"format": framework}
+    )
 
 
 def training_returns(run_folder):
@@ -124,9 +126,9 @@ def draw_curve(steps, returns, title, path):
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     axes.plot(steps, returns, ".", markersize=2, alpha=0.3, color="tab:blue", label="each episode")
-    window = min(100, len(returns))
-    means = np.convolve(returns, np.ones(window) / window, "valid")
-    axes.plot(steps[window - 1 :], means, color="tab:blue", label=f"mean of the last {window}")
+    ends, sums = np.arange(1, len(returns) + 1), np.cumsum([0, *returns])
+    starts = np.maximum(0, ends - 100)
+    axes.plot(steps, (sums[ends] - sums[starts]) / (ends - starts), color="tab:blue", label="mean of the last 100")
     axes.set(xlabel="environment steps", ylabel="episodic return", title=title)
     axes.legend(loc="best")
     axes.grid(alpha=0.3)
@@ -249,10 +251,11 @@ def push(run_folder, hf_entity, private=False, episodes=10, file=None, env_id=No
         if (run_folder / "videos" / "learning.mp4").exists():
             shutil.copy(run_folder / "videos" / "learning.mp4", folder)
         write_card(folder, repo_id, about, evaluation, returns, source_note, runpy.run_path(str(file))["Args"]())
-        for path in folder.iterdir():
-            if path.stat().st_size > LIMIT:
-                print(f"left out, since it has more than {LIMIT >> 20} MiB: {path.name}")
-                path.unlink()
+        for path in [path for path in folder.iterdir() if path.stat().st_size > LIMIT]:
+            if path.name == "model.safetensors":
+                raise SystemExit(f"cannot push {run_folder}: its weights have more than {LIMIT >> 20} MiB")
+            print(f"left out, since it has more than {LIMIT >> 20} MiB: {path.name}")
+            path.unlink()
         size, count = sum(path.stat().st_size for path in folder.iterdir()), len(list(folder.iterdir()))
         try:
             api = HfApi()
@@ -363,6 +366,8 @@ def read_public(repo_id, folder):
         raise SystemExit(f"cannot play {repo_id}: no file of ours has the networks of the public {exp_name}.py")
     try:
         checkpoint = (public_torch if exp_name in PUBLIC_TORCH else public_jax)(exp_name, path)
+        size = sum(part.nbytes for _, part in flatten(checkpoint))  # a small file can stand for large tensors
+        assert size <= LIMIT, f"weights of {size} bytes"
         save_weights(checkpoint, folder / "model.safetensors")
     except Exception as error:
         raise SystemExit(f"refused {repo_id}: {path.name}: {type(error).__name__}: {error}".splitlines()[0]) from None
@@ -389,8 +394,11 @@ def public_jax(exp_name, path):
     from flax.serialization import msgpack_restore
 
     weights = msgpack_restore(path.read_bytes())
-    if PUBLIC_JAX[exp_name] == "actor":  # beside its critics
-        return {"agent": {"actor": weights["0"]}}
+    if (
+        PUBLIC_JAX[exp_name] == "actor"
+    ):  # beside its critics; our hidden layers are made, and so numbered, from the last one on
+        first, second, last = (weights["0"]["params"][f"Dense_{i}"] for i in range(3))
+        return {"agent": {"actor": {"params": {"Dense_0": second, "Dense_1": first, "Dense_2": last}}}}
     if not exp_name.startswith("c51"):
         return {"agent": {"params": weights}}
     v_min, v_max, n_atoms = (weights["args"][name] for name in ("v_min", "v_max", "n_atoms"))
