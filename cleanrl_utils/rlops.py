@@ -10,6 +10,7 @@ project is named.
 
 import json
 import os
+import re
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -195,7 +196,7 @@ def read_wandb(side, args):
         conditions = [{"config.exp_name.value": side.exp_name}, *({"tags": tag} for tag in side.tags)]
         conditions += [{"config.env_id.value": {"$in": list(args.env_ids)}}] if args.env_ids else []
         path = f"{side.entity}/{side.project}" if side.entity else side.project
-        found = [fetch(run, side, args) for run in wandb.Api(timeout=60).runs(path, filters={"$and": conditions})]
+        found = [fetch(run, side, args) for run in wandb.Api().runs(path, filters={"$and": conditions})]
     except Exception as error:
         why = plain(str(error) or type(error).__name__, 300)
         raise SystemExit(f"cannot read {side.label} from Weights & Biases: {why}") from None
@@ -215,7 +216,7 @@ def fetch(source, side, args):
         settings={name: value for name, value in flags.items() if name not in NOT_SETTINGS},
         versions={"commit": plain(source.commit)} if source.commit else {},
         total=total if isinstance(total, int) else 0,
-        link=source.url if str(source.url).startswith("https://") else "",
+        link=source.url if re.match("https?://", source.url) else "",
         started=float(source.summary.get("_timestamp") or 0),
     )
     keys = [side.metric, "global_step", "_runtime"]

@@ -1,0 +1,454 @@
+"""rlops: run folders in, verdicts out; nothing is dropped in silence; the page holds in a real browser, hostile runs too."""
+
+import base64
+import contextlib
+import csv
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from html.parser import HTMLParser
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+import tyro
+from moviepy import ImageSequenceClip
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from cleanrl_utils.rlops import Args, main
+from tests.browser import Browser, needs_chromium
+from tests.harness import PPO, ROOT
+
+TOTAL = 20_000
+HOSTILE = '<script>hacked=1</script>"><img src=x onerror="hacked=1">|`[a](javascript:hacked=1)\x1b[31m$\\{{data}}'
+
+
+def make_run(
+    folder, seed, returns, *, tags=(), env_id="CartPole-v1", exp_name="ppo", name=None, until=TOTAL, start=1e9, **flags
+):
+    """A run as ppo.py leaves it: returns are those of its episodes, evenly spread over the steps."""
+    run = folder / (name or f"{env_id.replace('/', '-')}__{exp_name}__{seed}__{int(start)}")
+    run.mkdir(parents=True)
+    args = {"exp_name": exp_name, "seed": seed, "env_id": env_id, "total_timesteps": TOTAL, "learning_rate": 2.5e-4} | flags
+    about = {"file": "ppo.py", "args": args, "tags": list(tags), "start_time": start, "commit": "c0ffee", "python": "3.11"}
+    (run / "run.json").write_text(json.dumps(about | {"packages": {"torch": "2.13.0"}}))
+    writer = EventFileWriter(str(run))
+    writer.add_event(Event(wall_time=start, step=1, session_log=SessionLog(status=SessionLog.START)))
+    scalars = [(step, "charts/SPS", 1000) for step in range(500, until + 1, 500)]
+    steps = np.linspace(10, until, len(returns)).astype(int) if len(returns) else ()
+    scalars += zip(steps, ["charts/episodic_return"] * len(returns), returns, strict=True)
+    for step, tag, value in sorted(scalars, key=lambda x: x[0]):
+        value = Summary.Value(tag=tag, simple_value=float(value))
+        writer.add_event(Event(wall_time=start + step / 1000, step=int(step), summary=Summary(value=[value])))
+    writer.close()
+    return run
+
+
+def curve(final, episodes=300, rng=None):
+    """Returns that rise to final, with which the last 100 are in the mean."""
+    rise = np.linspace(0, 1, episodes - 100)
+    noise = (rng or np.random.default_rng(0)).normal(0, 1, episodes)
+    noise[-100:] -= noise[-100:].mean()
+    return final * np.concatenate([rise, np.ones(100)]) + noise
+
+
+def make_sides(folder, finals, **flags):
+    """{tag: final returns of its seeds} as run folders."""
+    for tag, returns in finals.items():
+        for seed, final in enumerate(returns, start=1):
+            before = len(list(folder.glob("*")))
+            make_run(folder, seed, curve(final), tags=[tag], start=1e9 + 1 + before, **flags)
+
+
+def start(folder, *words, **environment):
+    """As from a shell."""
+    command = [sys.executable, "-m", "cleanrl_utils.rlops", *map(str, words)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | environment
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def rlops(folder, *words):
+    """The same within this process, where what it imports is there already."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main(tyro.cli(Args, args=list(map(str, words))))
+        except SystemExit as error:
+            code = 1
+            print(error, file=sys.stderr)
+    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+
+
+def read_csv(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def two_sides(tmp_path):
+    make_sides(
+        tmp_path / "runs", {"v1": [100, 102, 104, 101, 103], "v2": [50, 52, 54, 51, 53], "v3": [101, 103, 99, 104, 102]}
+    )
+    return tmp_path
+
+
+def test_a_worse_side_is_told_apart_and_the_same_is_not(two_sides):
+    done = rlops(two_sides, "--exp-name", "ppo", "--tags", "v1", "v2", "v3")
+    assert (done.returncode, done.stderr) == (0, "")
+    table = (two_sides / "compare.md").read_text()
+    assert "| CartPole-v1 | ppo v1 | 5 | 102.00 ± 1.41 |  |  |" in table
+    assert (
+        "| CartPole-v1 | ppo v2 | 5 | 52.00 ± 1.41 | -50.00 [-52.31, -47.69] | worse than ppo v1, outside the noise |" in table
+    )
+    assert "CartPole-v1: ppo v2 - ppo v1 = -50.00 [-52.31, -47.69]: worse than ppo v1, outside the noise" in done.stdout
+    same = re.search(r"ppo v3 - ppo v1 = (\S+) \[(\S+), (\S+)\]: within the noise; if it is real, (.*)$", done.stdout, re.M)
+    assert same and float(same[2]) < 0 < float(same[3]) and "seeds a side would settle it" in same[4]
+    assert (two_sides / "compare.png").read_bytes().startswith(b"\x89PNG") and not (two_sides / "compare.html").exists()
+    rows = read_csv(two_sides / "compare.csv")
+    assert [(row["side"], row["seed"], row["counts"]) for row in rows[:2]] == [("ppo v1", "1", "yes"), ("ppo v1", "2", "yes")]
+    assert float(rows[0]["final_return"]) == pytest.approx(100) and len(rows) == 15
+
+
+def test_the_known_command_and_the_later_form_say_the_same(two_sides):
+    known = start(
+        two_sides, *"--exp-name ppo --tags v1 v2 --env-ids CartPole-v1 Acrobot-v1 --output-filename known.png".split(),
+        *"--scan-history --metric-last-n-average-window 100 --report".split(),
+    )  # fmt: skip
+    later = rlops(two_sides, "--filters", "ppo?tag=v1", "ppo?tag=v2", "--output-filename", "later.png")
+    assert known.returncode == later.returncode == 0, known.stderr + later.stderr
+    assert (two_sides / "known.md").read_text() == (two_sides / "later.md").read_text()
+    assert known.stdout.endswith("written: known.png, known.md, known.csv, known.html\n")
+    assert (two_sides / "known.html").stat().st_size > 20_000
+
+
+def test_filters_take_flags_captions_and_common_parts(tmp_path):
+    make_sides(tmp_path / "runs", {"a": [10, 11]}, norm_adv=True)
+    make_sides(tmp_path / "runs", {"b": [20, 21]}, norm_adv=False)
+    sides = ["ppo?norm-adv=True&cl=on", "ppo?norm_adv=False"]
+    done = rlops(tmp_path, "--filters", "?ceik=env_id&cen=exp_name&metric=charts/SPS", *sides)
+    assert done.returncode == 0, done.stderr
+    rows = {(row["side"], row["seed"]): row["final_return"] for row in read_csv(tmp_path / "compare.csv")}
+    assert set(rows) == {("on", "1"), ("on", "2"), ("ppo norm_adv=False", "1"), ("ppo norm_adv=False", "2")}
+    assert set(rows.values()) == {"1000"}  # the metric that was asked for
+    assert "| norm_adv | True | False |" in (tmp_path / "compare.md").read_text()
+
+
+def test_without_sides_every_experiment_is_one(tmp_path):
+    make_sides(tmp_path / "runs", {"x": [10, 12]})
+    make_sides(tmp_path / "runs", {"x": [30, 32]}, exp_name="dqn")
+    done = rlops(tmp_path)
+    assert "CartPole-v1: ppo - dqn = -20.00" in done.stdout, done.stderr
+
+
+def test_every_run_that_does_not_count_is_named(two_sides):
+    runs = two_sides / "runs"
+    make_run(runs, 6, curve(100), tags=["v1"], until=9000, name="short")
+    make_run(runs, 7, [], tags=["v1"], name="empty")
+    make_run(runs, 8, [*curve(100), np.nan], tags=["v1"], name="diverged")
+    make_run(runs, 1, curve(400), tags=["v1"], name="first-try", start=5e8)
+    broken = make_run(runs, 9, curve(102), tags=["v1"], name="broken")
+    (path,) = broken.glob("events*")
+    path.write_bytes(path.read_bytes()[:-9])
+    make_run(runs, 10, [102] * 40, tags=["v1"], name="few")
+    (make_run(runs, 11, [1], tags=["v1"], name="unreadable") / "run.json").write_text("{")
+    (runs / "no-run").mkdir()
+    done = rlops(two_sides, "--exp-name", "ppo", "--tags", "v1", "v2", "--report")
+    notes = done.stderr
+    assert done.returncode == 0 and "| ppo v1 | 7 | 102.00" in (two_sides / "compare.md").read_text()
+    assert "note: ppo v1: short got to step 9,000 of 20,000" in notes
+    assert "note: ppo v1: empty has no charts/episodic_return: left out\n" in notes
+    assert "note: ppo v1: diverged diverged: a return at step 20,000 is no number: left out\n" in notes
+    assert "note: ppo v1: first-try is an earlier run of the same seed as CartPole-v1__ppo__1__1000000001: left out\n" in notes
+    assert (
+        f"note: ppo v1: broken: {path.name} breaks off in the middle of a record" in notes
+    )  # but it got to the end: it counts
+    assert "note: ppo v1: few: has only 40 episodes\n" in notes
+    assert "note: unreadable was not read: run.json: Expecting property name" in notes
+    assert "note: no-run was not read: it has no run.json\n" in notes
+    page, table = (two_sides / "compare.html").read_text(), (two_sides / "compare.md").read_text()
+    for name in ("short", "empty", "diverged", "first-try", "broken", "few", "unreadable", "no-run"):
+        assert name in page and name in table, name
+    assert {row["run"] for row in read_csv(two_sides / "compare.csv") if row["counts"] == "no"} == {
+        "short", "empty", "diverged", "first-try",
+    }  # fmt: skip
+
+    done = rlops(two_sides, "--exp-name", "ppo", "--tags", "v1", "v2", "--count-short")
+    assert "short: counts, though it got to step 9,000 of 20,000" in done.stderr
+    assert "| ppo v1 | 8 |" in (two_sides / "compare.md").read_text()
+
+
+def test_a_single_seed_is_no_proof(tmp_path):
+    make_sides(tmp_path / "runs", {"v1": [100], "v2": [50, 51]})
+    done = rlops(tmp_path, "--exp-name", "ppo", "--tags", "v1", "v2")
+    assert "ppo v2 - ppo v1 = -49.50: a single seed shows no noise: add 2 or more" in done.stdout
+
+
+def test_sides_without_a_run_that_counts_are_said_so(tmp_path):
+    make_sides(tmp_path / "runs", {"v1": [100, 101]})
+    make_run(tmp_path / "runs", 1, curve(10), tags=["v2"], until=3000)
+    done = rlops(tmp_path, "--exp-name", "ppo", "--tags", "v1", "v2", "--report")
+    assert done.returncode == 0 and "nothing to compare" in done.stdout
+    assert "No environment has runs of every side that count." in done.stdout
+
+
+def test_atari_is_measured_by_random_play_and_humans(tmp_path):
+    for env_id in ("BreakoutNoFrameskip-v4", "ALE/Pong-v5"):
+        make_sides(tmp_path / "runs", {"v1": [1.7, 1.7]} if "Breakout" in env_id else {"v1": [-20.7, -20.7]}, env_id=env_id)
+        make_sides(tmp_path / "runs", {"v2": [30.5, 30.5]} if "Breakout" in env_id else {"v2": [14.6, 14.6]}, env_id=env_id)
+    done = rlops(tmp_path, "--exp-name", "ppo", "--tags", "v1", "v2")
+    assert "Scores are 0 for random play and 1 for a human, as published: ALE/Pong-v5, BreakoutNoFrameskip-v4." in done.stdout
+    v1, v2 = re.findall(r"^ppo v\d +(\S+) \S+ \S+ .*$", done.stdout, re.M)
+    assert (abs(float(v1)), float(v2)) == (0, 1)
+    assert "mean score of 2 environments: ppo v2 - ppo v1 = 1.00" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ("--exp-name ppo --tags v1 nope", "no run of ppo nope in runs: there is ppo v1, ppo v2, ppo v3"),
+        ("--exp-name ppo --filters ppo", "give --filters, or --exp-name and --tags, not both"),
+        ("--tags v1", "--tags needs --exp-name: whose runs?"),
+        ("--filters ppo?tag=v1 ppo?tag=v1", "two sides are called ppo v1: tell them apart with cl="),
+        (
+            "--filters ppo?ceik=gym_id",
+            "ppo?ceik=gym_id: environments are told by env_id and experiments by exp_name, no others",
+        ),
+        ("--runs nowhere", "there is no folder nowhere"),
+        ("--env-ids Nope-v1", "no run in runs"),
+        ("--output-filename nowhere/x.png", "cannot write nowhere/x.png: it must be"),
+        ("--output-filename x.docx", "cannot write x.docx: it must be"),
+        ("--metric-last-n-average-window 0", "--metric-last-n-average-window must be at least 1"),
+    ],
+)
+def test_bad_command_lines_are_one_clear_line(two_sides, words, said):
+    done = rlops(two_sides, *words.split())
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith(said) and done.stderr.count("\n") == 1
+    assert not list(two_sides.glob("compare.*"))
+
+
+def test_weights_and_biases_out_of_reach_is_one_clear_line(tmp_path):
+    words = "--exp-name ppo --tags a b --wandb-project-name cleanrl --wandb-entity openrlbenchmark"
+    away = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "0" * 40, "WANDB_HTTP_TIMEOUT": "2"}
+    done = start(tmp_path, *words.split(), **away)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("cannot read ppo a from Weights & Biases: ")
+
+
+class WandbServer(BaseHTTPRequestHandler):
+    """As much of the server as wandb's own client asks for when it lists runs and reads their history."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or "{}")
+        kind = re.search(r"query (\w+)", asked.get("query", ""))
+        variables, runs = asked.get("variables") or {}, self.server.runs
+        if not kind:
+            data = {}
+        elif kind[1] in ("Viewer", "GetDefaultEntity"):
+            teams = {"edges": []}
+            data = {"viewer": {"id": "1", "entity": "me", "username": "me", "email": "", "flags": "{}", "teams": teams}}
+        elif kind[1] == "Runs":
+            self.server.asked.append((variables["entity"], variables["project"], json.loads(variables["filters"])))
+            tag = [part["tags"] for part in json.loads(variables["filters"])["$and"] if "tags" in part]
+            edges = [{"cursor": name, "node": node} for name, (node, _) in runs.items() if node["tags"] == tag]
+            page = {"endCursor": None, "hasNextPage": False}
+            listed = {"internalId": "1", "runCount": len(edges), "readOnly": False, "runs": {"edges": edges, "pageInfo": page}}
+            data = {"project": listed}
+        else:
+            history = runs[variables.get("name") or variables.get("run") or variables["runName"]][1]
+            keys = {"lastStep": len(history) - 1, "keys": {key: {} for key in history[0]}}
+            live = {"parquetUrls": [], "liveData": history}
+            sample = history if kind[1] == "SampledHistoryPage" else history[::10]
+            data = {"project": {"run": {"historyKeys": keys, "parquetHistory": live, "sampledHistory": [sample]}}}
+        answer = json.dumps({"data": data}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        with contextlib.suppress(BrokenPipeError):  # the client's own statistics do not wait
+            self.wfile.write(answer)
+
+    def log_message(self, *_):
+        pass
+
+
+def make_wandb_run(tag, seed, final, state="finished"):
+    flags = {"exp_name": "ppo", "env_id": "CartPole-v1", "seed": seed, "total_timesteps": TOTAL}
+    name, summary = f"{tag}{seed}", {"global_step": TOTAL if state == "finished" else 9000, "_timestamp": 1e9}
+    node = dict.fromkeys("sweepName group jobType description notes systemMetrics".split())
+    node |= {"id": name, "internalId": name, "projectId": "1", "tags": [tag], "name": name, "displayName": f"run {name}"}
+    node |= {"state": state, "config": json.dumps({key: {"value": value} for key, value in flags.items()}), "commit": "c0ffee"}
+    node |= {"readOnly": False, "createdAt": "2026-01-01T00:00:00Z", "heartbeatAt": "2026-01-01T00:00:00Z"}
+    node |= {"summaryMetrics": json.dumps(summary), "historyLineCount": 300, "user": {"name": "me", "username": "me"}}
+    steps = np.linspace(10, summary["global_step"], 300).astype(int).tolist()
+    rows = zip(steps, curve(final).tolist(), strict=True)
+    history = [
+        {"_step": i, "global_step": s, "charts/episodic_return": r, "_runtime": s / 1000} for i, (s, r) in enumerate(rows)
+    ]
+    return name, (node, history)
+
+
+def test_weights_and_biases_through_its_own_client(tmp_path):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), WandbServer)
+    finals = {"v1": [100, 102, 104], "v2": [50, 52, 54]}
+    server.asked, server.runs = [], dict(make_wandb_run(tag, i, x) for tag in finals for i, x in enumerate(finals[tag]))
+    server.runs |= dict([make_wandb_run("v2", 9, 400, state="crashed")])
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    here = {"WANDB_BASE_URL": f"http://127.0.0.1:{server.server_port}", "WANDB_API_KEY": "0" * 40}
+    words = "--exp-name ppo --tags v1 v2 --wandb-project-name cleanrl --wandb-entity us --env-ids CartPole-v1 --report".split()
+    try:
+        whole = start(tmp_path, *words, "--scan-history", **here)
+        rows = read_csv(tmp_path / "compare.csv")
+        sampled = start(tmp_path, *words, "--output-filename", "sampled.png", **here)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert whole.returncode == sampled.returncode == 0, whole.stderr + sampled.stderr
+    conditions = [{"config.exp_name.value": "ppo"}, {"tags": "v1"}, {"config.env_id.value": {"$in": ["CartPole-v1"]}}]
+    assert server.asked[0] == ("us", "cleanrl", {"$and": conditions}) and len(server.asked) == 4
+    assert "ppo v2 - ppo v1 = -50.00" in whole.stdout and "worse than ppo v1, outside the noise" in whole.stdout
+    assert "note: ppo v2: run v29 is crashed, at step 9,000 of 20,000: left out" in whole.stderr
+    assert [row["episodes"] for row in rows] == ["300"] * 7 and rows[0]["final_return"] == "100"
+    assert {row["episodes"] for row in read_csv(tmp_path / "sampled.csv")} == {"30"}
+    links = [attrs["href"] for tag, attrs in Tags((tmp_path / "compare.html").read_text()).found if tag == "a"]
+    assert links[0] == f"http://127.0.0.1:{server.server_port}/us/cleanrl/runs/v10" and len(links) == 7
+
+
+class Tags(HTMLParser):
+    def __init__(self, page):
+        super().__init__()
+        self.found = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+
+def make_hostile(folder):
+    """Runs of a stranger: all that they can name is an attack."""
+    hostile = HOSTILE.replace("/", "\u2215")
+    for side, final in ((["v1", HOSTILE], 10), (["v2", HOSTILE], 20)):
+        for seed in (1, 2):
+            name = f"{hostile[:80]} {side[0]} {seed}"
+            flags = {"learning_rate": HOSTILE + side[0], HOSTILE + side[0]: 1}
+            run = make_run(folder, seed, curve(final), tags=side, env_id=HOSTILE, name=name, **flags)
+            (run / "videos").mkdir()
+            (run / "videos" / f"{hostile[:60]}.mp4").write_bytes(b"no video")
+    (run / "videos" / "secret.mp4").symlink_to(PPO)  # what lies elsewhere stays there
+    (folder / hostile).mkdir()
+
+
+def test_hostile_runs_bring_no_tags_and_no_control_characters(tmp_path):
+    make_hostile(tmp_path / "runs")
+    done = rlops(tmp_path, "--filters", "ppo?tag=v1", f"ppo?tag=v2&cl={HOSTILE.replace('&', '')}", "--report")
+    assert done.returncode == 0, done.stderr
+    page, table, rows = ((tmp_path / f"compare.{kind}").read_text() for kind in ("html", "md", "csv"))
+    assert "\x1b" not in done.stdout + done.stderr + page + table + rows
+    tags = Tags(page).found
+    assert [attrs.get("type") for tag, attrs in tags if tag == "script"] == ["application/json", None]
+    assert not [tag for tag, attrs in tags if tag == "img" or any(name.startswith("on") for name in attrs)]
+    assert all(re.match(r"[\w%.~/-]+$", attrs["href"]) for tag, attrs in tags if tag == "a")
+    assert not re.search(r"(?<!\\)<script|(?<!\\)\]\(javascript", table)
+    videos = [base64.b64decode(attrs["src"].partition(",")[2]) for tag, attrs in tags if tag == "video"]
+    assert videos == [b"no video", b"no video"]  # and not what the link leads to
+
+
+@needs_chromium
+def test_hostile_runs_do_nothing_in_a_browser(tmp_path):
+    make_hostile(tmp_path / "runs")
+    rlops(tmp_path, "--filters", "ppo?tag=v1", "ppo?tag=v2", "--report")
+    with Browser((tmp_path / "compare.html").as_uri(), width=375) as page:
+        page.wait_for("document.querySelectorAll('path.mean').length == 4")
+        assert page.evaluate("typeof hacked") == "undefined"
+        assert page.evaluate("document.querySelector('figcaption').textContent").startswith("<script>hacked=1</script>")
+        assert page.evaluate("document.documentElement.scrollWidth") == 375
+        page.evaluate("const s = document.createElement('script'); s.textContent = 'hacked = 1'; document.body.append(s)")
+        assert page.evaluate("typeof hacked") == "undefined"  # the policy stops even what would get in
+
+
+@pytest.fixture(scope="module")
+def page_of_two_sides(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page")
+    for env_id in ("CartPole-v1", "Acrobot-v1"):
+        make_sides(folder / "runs", {"v1": [100, 102, 104], "v2": [50, 52, 54]}, env_id=env_id)
+    make_run(folder / "runs", 9, curve(100), tags=["v2"], until=9000, env_id="Acrobot-v1")
+    video = folder / "runs" / "CartPole-v1__ppo__1__1000000001" / "videos" / "step-0-episode-0.mp4"
+    video.parent.mkdir()
+    frames = [np.full((64, 64, 3), 25 * i, dtype=np.uint8) for i in range(10)]
+    ImageSequenceClip(frames, fps=10).write_videofile(str(video), logger=None)
+    done = rlops(folder, "--exp-name", "ppo", "--tags", "v1", "v2", "--report")
+    assert done.returncode == 0, done.stderr
+    return folder / "compare.html"
+
+
+@needs_chromium
+def test_page_is_drawn_and_answers(page_of_two_sides):
+    with Browser(page_of_two_sides.as_uri()) as page:
+        page.wait_for("document.querySelectorAll('path.mean').length == 8")  # 2 environments, both, profile: 2 sides each
+        assert page.evaluate("document.title") == "ppo v1 against ppo v2"
+        buttons = page.evaluate(
+            "[...document.querySelectorAll('button')].map(b => b.textContent + b.getAttribute('aria-pressed'))"
+        )
+        assert buttons == ["over stepstrue", "over timefalse", "ppo v1true", "ppo v2true", "seedstrue"]
+        first = "document.querySelector('svg')"
+        assert page.evaluate(f"{first}.lastChild.tagName") == "path"
+        assert page.evaluate(f"{first}.querySelectorAll('path[stroke-dasharray]').length") == 1  # the short run
+        assert "20k" in page.evaluate(f"{first}.textContent")
+
+        page.evaluate("document.querySelectorAll('button')[1].click()")
+        assert "15 s" in page.evaluate(f"{first}.textContent") and "20k" not in page.evaluate(f"{first}.textContent")
+        page.evaluate("document.querySelectorAll('button')[2].click()")
+        assert page.evaluate("document.querySelectorAll('path.mean').length") == 4
+        page.evaluate("document.querySelectorAll('button')[2].click(); document.querySelectorAll('button')[0].click()")
+        lines = page.evaluate(f"{first}.querySelectorAll('path').length")
+        page.evaluate("document.querySelectorAll('button')[4].click()")
+        assert page.evaluate(f"{first}.querySelectorAll('path').length") == 2 < lines
+
+        box = page.evaluate(f"(b => [b.left, b.top, b.width, b.height])({first}.getBoundingClientRect())")
+        page.move_to(box[0] + box[2] - 8, box[1] + box[3] / 2)
+        tip = page.evaluate("document.querySelector('.tip').innerText")
+        assert tip.startswith("20k\n") and re.search(r"ppo v1: 10\d", tip) and re.search(r"ppo v2: 5\d", tip)
+        page.move_to(2, 2)
+        assert page.evaluate("document.querySelector('.tip').hidden")
+        page.evaluate(f"{first}.focus()")
+        for _ in range(3):
+            page("Input.dispatchKeyEvent", type="keyDown", key="ArrowRight", code="ArrowRight")
+        assert page.evaluate("document.querySelector('.tip').innerText").startswith("301.5\n")
+
+        page.wait_for("document.querySelector('video').readyState >= 1")
+        assert page.evaluate("document.querySelector('video').videoWidth") == 64
+        links = page.evaluate("[...document.querySelectorAll('a')].map(a => a.getAttribute('href'))")
+        assert len(links) == 13 and all((page_of_two_sides.parent / link / "run.json").exists() for link in links)
+        assert page.requests[0] == page_of_two_sides.as_uri()
+        assert all(url.startswith("data:") for url in page.requests[1:]) and page.errors == []
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [320, 375, 1200])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_page_fits_the_screen_and_can_be_read(page_of_two_sides, width, dark):
+    with Browser(page_of_two_sides.as_uri(), width=width, dark=dark) as page:
+        page.wait_for("document.querySelectorAll('path.mean').length == 8")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width  # nothing to scroll sideways
+        wide = "[...document.querySelectorAll('body *')].filter(e => e.getBoundingClientRect().right > innerWidth + 1).length"
+        assert page.evaluate(wide) == 0
+        colours = "(s => [s.color, s.backgroundColor])(getComputedStyle(document.body))"
+        text, paper = (luminance(colour) for colour in page.evaluate(colours))
+        assert (text > paper) == dark and (max(text, paper) + 0.05) / (min(text, paper) + 0.05) > 7
+        lines = page.evaluate("[...document.querySelectorAll('path.mean')].map(p => getComputedStyle(p).stroke)")
+        assert min((max(x, paper) + 0.05) / (min(x, paper) + 0.05) for x in map(luminance, lines)) > 3
+        shown = page.evaluate("document.body.innerText")
+        assert "worse than ppo v1, outside the noise" in shown and "got to step 9,000 of 20,000" in shown
+
+
+def luminance(colour):
+    parts = np.array([int(x) for x in re.findall(r"\d+", colour)[:3]]) / 255
+    return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4) @ [0.2126, 0.7152, 0.0722]
