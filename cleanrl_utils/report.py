@@ -1,6 +1,7 @@
 """What rlops says of the runs of several sides: numbers, words, Markdown and CSV. The first side is the one compared with."""
 
 import csv
+import math
 import re
 
 import numpy as np
@@ -144,12 +145,18 @@ def draw_overall(told, column):
     return grid, drawn
 
 
-def number(value):
-    return "none" if value is None else f"{value:,.2f}"
+def numbers(*values):
+    """With as many digits as the largest of them needs."""
+    largest = max(map(abs, values)) or 1
+    digits = min(max(2 - math.floor(math.log10(largest)), 2), 6)
+    return [f"{value:,.{digits}f}" for value in values]
 
 
 def span(value, interval):
-    return number(value) + (f" [{number(interval[0])}, {number(interval[1])}]" if interval is not None else "")
+    if value is None:
+        return "none"
+    middle, *ends = numbers(value, *(interval if interval is not None else ()))
+    return middle + (f" [{', '.join(ends)}]" if ends else "")
 
 
 def table(told):
@@ -157,7 +164,7 @@ def table(told):
     header = ["environment", "side", "seeds", "final return", "difference [95%]", "in words"]
     lines = []
     for row in told["rows"]:
-        final = f"{number(row['mean'])} ± {number(row['std'])}" if row["seeds"] else "none"
+        final = " ± ".join(numbers(row["mean"], row["std"])) if row["seeds"] else "none"
         compared = [span(row["difference"], row["interval"]), row["verdict"]] if "verdict" in row else ["", ""]
         lines.append([row["environment"], row["side"], str(row["seeds"]), final, *compared])
     return header, lines

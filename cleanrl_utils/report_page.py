@@ -120,7 +120,7 @@ def write_page(path, told, sides, notes, differences):
     rows = []
     for label, runs in sides.items():
         for run in sorted(runs, key=lambda run: (run.env_id, len(run.seed), run.seed)):
-            final = f"{run.final(told['window']):,.2f}" if len(run.rows) else ""
+            final = report.numbers(run.final(told["window"]))[0] if len(run.rows) else ""
             cells = [run.env_id, label, run.seed, final, f"{run.step:,}"]
             rows.append([make_link(run, path), *map(escape, cells), escape(run.state or "yes")])
     changed = make_text_table(["what", *told["sides"]], [[name, *values] for _, name, values in differences])
@@ -141,6 +141,8 @@ def write_page(path, told, sides, notes, differences):
         "differences": changed if differences else "<p>None: the sides have the same settings and versions.</p>",
         "videos": make_videos(told, sides, path),
         "runs": make_table(["run", "environment", "side", "seed", "final return", "steps", "counts"], rows),
+        "count": str(len(rows)),
+        "open": "open" if len(rows) <= 20 else "",
         "notes": f"<h2>Notes</h2><ul>{listed}</ul>" if notes else "",
         "data": data.replace("<", "\\u003c"),  # no tag can end the script that holds it
         "script": script,

@@ -13,6 +13,9 @@ from pathlib import Path
 import numpy as np
 
 HERE = Path(__file__).parent
+sys.path.append(str(HERE.resolve().parent))  # for the tools, from wherever this is run
+from cleanrl_utils.scores import running_mean  # noqa: E402
+
 PUBLISHED = {  # mean ± standard deviation over 3 seeds of the public v1 files, same protocol
     "ppo": {"CartPole-v1": "490.04 ± 6.12", "Acrobot-v1": "-86.36 ± 1.32", "MountainCar-v0": "-200.00 ± 0.00"},
     "ppo_atari_envpool": {"Pong-v5": "20.45 ± 0.09", "Breakout-v5": "211.24 ± 151.84"},
@@ -62,14 +65,6 @@ def table(algorithm):
     return "\n".join(lines)
 
 
-def smooth(rows, grid, column):
-    """The mean of the last 100 episodes at each point of the grid."""
-    ends = np.searchsorted(rows[:, column], grid, side="right")
-    sums = np.concatenate([[0], rows[:, 1].cumsum()])
-    starts = np.maximum(ends - 100, 0)
-    return (sums[ends] - sums[starts]) / np.maximum(ends - starts, 1), ends > 0
-
-
 def plot(algorithm, path):
     import matplotlib
 
@@ -81,7 +76,7 @@ def plot(algorithm, path):
     for i, (env_id, runs) in enumerate(data.items()):
         for row, (column, label) in enumerate([(0, "environment steps"), (2, "seconds")]):
             grid = np.linspace(0, min(rows[-1, column] for rows in runs.values()), 300)
-            curves, seen = zip(*(smooth(rows, grid, column) for rows in runs.values()), strict=True)
+            curves, seen = zip(*(running_mean(rows, grid, column) for rows in runs.values()), strict=True)
             seen = np.all(seen, axis=0)
             mean, std = np.mean(curves, axis=0)[seen], np.std(curves, axis=0)[seen]
             for curve in curves:
