@@ -28,6 +28,7 @@ import tyro
 from optuna.storages import RetryHeartbeatStaleTrialCallback
 from optuna.trial import TrialState
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 from tensorboard.util.tensor_util import make_ndarray
 from tqdm import tqdm
@@ -216,31 +217,35 @@ class Tuner:
             if not holds:
                 raise SystemExit(rule)
 
+    def load_or_create(self, url):
+        if isinstance(self.storage, str):
+            self.storage = optuna.storages.RDBStorage(
+                url,
+                engine_kwargs={"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {"pool_pre_ping": True},
+                heartbeat_interval=HEARTBEAT,
+                grace_period=GRACE,
+                heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(max_retry=3),
+            )
+        names = dict(study_name=self.study_name, storage=self.storage, load_if_exists=True)
+        return optuna.create_study(**names, sampler=self.sampler, pruner=self.pruner, direction=self.direction)
+
     def open_study(self, num_seeds):
         """The study of this name, new or as it was left. Scores of other settings would not compare: they are refused."""
         url = self.storage if isinstance(self.storage, str) else str(getattr(self.storage, "url", "memory"))
-        place, name = "its storage", self.study_name
-        try:
-            place = make_url(url).render_as_string(hide_password=True) if ":" in url else url
-            folder = Path(make_url(url).database).parent if url.startswith("sqlite:///") else Path()
-            if isinstance(self.storage, str):
-                self.storage = optuna.storages.RDBStorage(
-                    url,
-                    engine_kwargs={"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {"pool_pre_ping": True},
-                    heartbeat_interval=HEARTBEAT,
-                    grace_period=GRACE,
-                    heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(max_retry=3),
-                )
-            study = optuna.create_study(
-                study_name=name,
-                storage=self.storage,
-                sampler=self.sampler,
-                pruner=self.pruner,
-                direction=self.direction,
-                load_if_exists=True,
-            )
-        except Exception as error:
-            raise SystemExit(f"cannot open study {name} in {place}: {one_line(error)}") from None
+        name, place, folder, tries = self.study_name, "its storage" if ":" in url else url, Path(), 5
+        while tries:
+            try:
+                if ":" in url:
+                    place = make_url(url).render_as_string(hide_password=True)
+                if url.startswith("sqlite:///"):
+                    folder = Path(make_url(url).database).parent
+                study = self.load_or_create(url)
+                break
+            except Exception as error:
+                tries -= 1
+                if tries == 0 or not isinstance(error, DBAPIError):
+                    raise SystemExit(f"cannot open study {name} in {place}: {one_line(error)}") from None
+                time.sleep(0.5)  # two tuners that make the tables of a new database at once get in each other's way
         settings = {"script": self.script.name, "metric": self.metric, "window": self.window, "num_seeds": num_seeds}
         settings |= {"target_scores": {env_id: r and list(r) for env_id, r in self.target_scores.items()}}
         settings |= {"direction": self.direction, "aggregation_type": self.aggregation_type}
@@ -263,6 +268,7 @@ class Tuner:
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             warnings.filterwarnings("ignore", message="Heartbeat of storage")  # the loop below records it
             self.study, place = self.open_study(num_seeds)
+            self.study.stop = lambda: setattr(self, "exhausted", True)  # what samplers of a grid call at its end
             self.bar = tqdm(total=num_trials, unit="trial", disable=None)
             self.say(f"study {self.study_name} in {place}: {self.count()} of {num_trials} trials are finished")
             dog = [sys.executable, "-S", "-c", WATCHDOG]
@@ -280,7 +286,7 @@ class Tuner:
         return self.study
 
     def loop(self, num_trials, num_seeds):
-        self.outcomes, beat, waiting = [], 0.0, False
+        self.outcomes, self.exhausted, beat, waiting = [], False, 0.0, False
         while (finished := self.count()) < num_trials:
             self.bar.n = finished
             self.bar.set_postfix_str(self.progress())
@@ -290,10 +296,12 @@ class Tuner:
             while len(self.runs("running")) < self.workers:
                 if queue := self.runs("queued"):
                     queue[0].start(self.environment, self.watchdog)
-                elif self.count(TrialState.RUNNING) < num_trials:
+                elif self.count(TrialState.RUNNING) < num_trials and not self.exhausted:
                     self.active.append(self.new_trial(num_seeds))
                 else:
                     break
+            if self.exhausted and not self.active:
+                return self.say("the sampler has nothing left to try")
             if not self.active and not waiting:
                 waiting = True
                 self.say("the last trials are those of other tuners: waiting for them")
@@ -489,8 +497,8 @@ class Tuner:
         evaluator = optuna.importance.PedAnovaImportanceEvaluator()
         self.folder.mkdir(parents=True, exist_ok=True)
         for name, draw in {
-            "history": lambda: plots.plot_optimization_history(self.study),
-            "importance": lambda: plots.plot_param_importances(self.study, evaluator=evaluator),
+            "history": lambda: plots.plot_optimization_history(self.study, target_name="score"),
+            "importance": lambda: plots.plot_param_importances(self.study, evaluator=evaluator, target_name="score"),
         }.items():
             try:
                 draw().figure.savefig(self.folder / f"{name}.png", dpi=100, bbox_inches="tight")
