@@ -233,7 +233,7 @@ def list_differences(sides):
 
 
 def escape_markdown(text):
-    return re.sub(r"([\\`*<>|]|\](?=[(\[:]))", r"\\\1", text)
+    return re.sub(r"([\\`*<>|]|^\[|\](?=[(\[]))", r"\\\1", text)
 
 
 def markdown_table(header, lines):
