@@ -18,7 +18,6 @@ import threading
 import time
 from collections import Counter, deque
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
@@ -32,7 +31,6 @@ ONE_THREAD = {
     "PYTHONUNBUFFERED": "1",  # the name of the run folder is in the log at once
     "TQDM_MININTERVAL": "1",  # a bar a second is enough for a log
 }
-TASK = [sys.executable, "-I", "-S", task.__file__]  # as quick to start as Python can be
 
 
 @dataclass
@@ -58,6 +56,7 @@ class Args:
     slurm_total_cpus: int = 1  # CPU cores of each run
     slurm_ntasks: int = 1  # tasks of each run
     slurm_nodes: int | None = None  # nodes of each run
+    slurm_poll_interval: float = 10  # seconds between two looks at Slurm's queue
 
     aws_job_queue: str | None = None  # AWS Batch queue to submit to
     aws_job_definition: str | None = None  # AWS Batch job definition with the image of the Dockerfile
@@ -78,16 +77,15 @@ class Run:
     began: float = 0
     seconds: float | None = None  # the last attempt took
     why: str = ""  # it failed
+    job: str | None = None  # what a cluster calls it
     figures: tuple = (None, None, None)  # share of the steps, steps per second, return
 
     def __post_init__(self):
         env = ["--env-id", self.env_id] if self.env_id else []
         self.words = [*shlex.split(self.command), *env, "--seed", str(self.seed)]
-        scripts = [Path(word).stem for word in self.words if word.endswith(".py")]
-        script, digest = (scripts or ["run"])[0], sha256(shlex.join(self.words).encode()).hexdigest()[:8]
-        name = f"{self.env_id or 'default'}__{script}__{self.seed}__{digest}"
-        self.name = name.translate(str.maketrans("/\\:", "---"))  # the same command is the same run
+        self.name = task.name_of(self.words)
         self.log = self.folder / f"{self.name}.log"
+        script = next((Path(word).stem for word in self.words if word.endswith(".py")), self.words[0])
         self.title = " ".join(filter(None, [self.env_id, script, self.flags, f"seed {self.seed}"]))
 
 
@@ -152,7 +150,7 @@ class Local:
                 run, gpu = self.queue.popleft(), {}
                 if self.gpus:
                     gpu = {"CUDA_VISIBLE_DEVICES": self.gpus[worker % len(self.gpus)]}
-                command = [*TASK, "--lifeline", run.log, *run.words]
+                command = [*task.START, "--lifeline", "--in", run.folder, *run.words]
                 pipes = dict(stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
                 self.busy[worker] = run, subprocess.Popen(command, env=self.environment | gpu, **pipes)
                 yield run, None, ""
@@ -264,7 +262,8 @@ def run_all(args, runs, backend, journal, screen, signals):
         for run, code, why in backend.poll():
             if code is None:
                 run.state, run.attempts, run.began, run.why = "running", run.attempts + 1, time.time(), ""
-                journal.write({"run": run.name, "event": "started", "command": shlex.join(run.words), "attempt": run.attempts})
+                facts = {"run": run.name, "command": shlex.join(run.words), "attempt": run.attempts, "job": run.job}
+                journal.write({**facts, "event": "started"})
                 screen.tell("started", run, f"attempt {run.attempts}" if run.attempts > 1 else "")
                 continue
             run.figures, folder, run.seconds = (
@@ -295,6 +294,8 @@ def run_all(args, runs, backend, journal, screen, signals):
                 screen.tell("retrying", run, run.why)
         backend.submit(again)
         screen.show()
+        if not args.wait:
+            return
         wake.wait(backend.pause)
 
 
@@ -303,6 +304,7 @@ def check(args):
         "--num-seeds must be at least 1": args.num_seeds >= 1,
         "--start-seed, --workers and --retries must not be negative": min(args.start_seed, args.workers, args.retries) >= 0,
         "--command must be given": bool(args.command),
+        "--no-wait is for slurm and aws-batch": args.wait or args.backend in ("slurm", "aws-batch"),
         "this runner needs Linux or macOS": os.name == "posix",
     }.items():
         if not is_kept:
@@ -322,6 +324,19 @@ def check(args):
             raise SystemExit(f"there is no program {words[0]}")
 
 
+def make_backend(args, journal):
+    environment = os.environ | child_environment(args)
+    if args.backend == "slurm":
+        from cleanrl_utils.benchmark_slurm import Slurm
+
+        return Slurm(args, environment, journal)
+    if args.backend == "ray":
+        from cleanrl_utils.benchmark_ray import Ray
+
+        return Ray(args, environment)
+    return Local(args, environment)
+
+
 def main(args):
     check(args)
     runs, journal = plan(args), Journal(args.folder)
@@ -333,6 +348,7 @@ def main(args):
         last = history.get(run.name, {})
         if last.get("event") == "done":
             run.state, run.figures, run.seconds = "done", (1, None, last.get("return")), last.get("seconds")
+        run.job = last.get("job") if last.get("event") in ("submitted", "started") else None
     finished = sum(run.state == "done" for run in runs)
     if args.dry_run or args.workers == 0:
         for run in runs:
@@ -345,13 +361,15 @@ def main(args):
     screen, signals = Screen(runs), []
     try:
         args.folder.mkdir(parents=True, exist_ok=True)
-        backend = Local(args, os.environ | child_environment(args))
+        backend = make_backend(args, journal)
         try:
             run_all(args, runs, backend, journal, screen, signals)
         finally:
-            backend.stop(in_a_hurry=lambda: len(signals) > 1)
-        cut = [run for run in runs if run.state == "running"]
-        journal.write(*({"run": run.name, "event": "cut"} for run in cut))
+            if args.wait or signals:
+                backend.stop(in_a_hurry=lambda: len(signals) > 1)
+                journal.write(*({"run": run.name, "event": "cut"} for run in runs if run.state == "running" or run.job))
+    except BrokenPipeError:
+        raise SystemExit("nobody reads the output any more: stopped; the same command goes on") from None
     except OSError as error:
         raise SystemExit(
             f"cannot write {error.filename or journal.path}: {error.strerror}; the same command goes on"
@@ -360,6 +378,9 @@ def main(args):
     for run in runs:
         if run.state == "failed":
             print(f"failed: {run.title}: {run.why} ({run.log})", file=sys.stderr)
+    if not args.wait and any(run.state in ("queued", "running") for run in runs):
+        print("the runs go on by themselves: the same command shows how they are")
+        return 3
     if signals:
         print(f"stopped by {signal.Signals(signals[0]).name}: the same command goes on", file=sys.stderr)
         return 128 + signals[0]

@@ -1,6 +1,6 @@
 """One attempt at one run, on whichever machine: what every backend of cleanrl_utils.benchmark starts.
 
-    python cleanrl_utils/benchmark_task.py [--lifeline] LOG COMMAND ...
+    python cleanrl_utils/benchmark_task.py [--lifeline] --in FOLDER COMMAND ...
 
 The log holds all there is to know of a run: each attempt's command, its output with the name of its run folder, its exit code.
 If an earlier attempt named a folder that is there, this one goes on with it (--resume). Only one process can be at a run: the
@@ -9,6 +9,7 @@ system does when whoever started it dies, in whatever way.
 """
 
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -18,8 +19,10 @@ import subprocess
 import sys
 import threading
 import time
+from hashlib import sha256
 from pathlib import Path
 
+START = [sys.executable, "-I", "-S", __file__]  # as quick to start as Python can be
 GRACE = 10  # seconds from a polite request to end until SIGKILL
 BAR = re.compile(
     r"([\d.]+)([kMG]?)/([\d.]+)([kMG]?) \[[^]]*?, +([\d.]+)([kMG]?)(step/s|s/step)(?:, episodic_return=([^\],\s]+))?"
@@ -33,6 +36,18 @@ EXTRAS = {  # which file of requirements/ has a module
     **dict.fromkeys("multi_agent_ale_py pettingzoo supersuit".split(), "-pettingzoo"),
     **{name: f"-{name}" for name in ("envpool", "mujoco", "optuna")},
 }
+
+
+def name_of(words):
+    """The name of a run, and of its log: the same command on the same environment and seed is the same run."""
+    rest, given = list(words), {"--env-id": "default", "--seed": "1"}
+    for flag in given:
+        if flag in rest[:-1]:
+            given[flag] = rest.pop(rest.index(flag) + 1)
+            rest.remove(flag)
+    script = next((Path(word).stem for word in rest if word.endswith(".py")), "run")
+    digest = sha256(json.dumps([rest, *given.values()]).encode()).hexdigest()[:8]
+    return f"{given['--env-id']}__{script}__{given['--seed']}__{digest}".translate(str.maketrans("/\\:", "---"))
 
 
 def run_folder(log):
@@ -186,8 +201,9 @@ def attempt(log, words, lifeline=False):
 
 
 if __name__ == "__main__":
-    lifeline = sys.argv[1:2] == ["--lifeline"]
-    log, *words = sys.argv[1 + lifeline :]
+    lifeline = sys.argv[1] == "--lifeline"
+    _, folder, *words = sys.argv[1 + lifeline :]
+    log = Path(folder, f"{name_of(words)}.log")
     try:
         sys.exit(attempt(log, words, lifeline))
     except OSError as error:

@@ -6,7 +6,9 @@ import os
 import pty
 import random
 import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -225,7 +227,7 @@ def test_what_cannot_work_is_not_tried_again(here, command, why):
         ("python walk.py --seed 3", [], "the runner adds --seed"),
         ("python walk.py --env_id=A", [], "the runner adds --env-id"),
         ("python wolk.py", [], "there is no wolk.py"),
-        ("pithon walk.py", [], "there is no program pithon"),
+        ("no-such walk.py", [], "there is no program no-such"),
         ("python walk.py", ["--num-seeds", 0], "--num-seeds must be"),
         ("python walk.py", ["--env-ids", "A", "A"], "planned twice"),
         ("python 'walk.py", [], "No closing quotation"),
@@ -290,14 +292,15 @@ def test_runner_killed_again_and_again(here):
 
 def test_a_process_that_lives_on_is_never_joined(here):
     """If all that watches over a run is killed at once, its own process may live on; whoever comes next sees its lock."""
-    log = here / "run.log"
+    log = here / f"{benchmark_task.name_of(['python', 'fork.py'])}.log"
     alive = "os.setsid(); print('alive', flush=True); time.sleep(4); print('over', flush=True)"
     Path("fork.py").write_text(f"import os, time\nif os.fork():\n    time.sleep(2)\nelse:\n    {alive}")
-    assert subprocess.run([*benchmark.TASK, log, "python", "fork.py"]).returncode == 0
+    assert subprocess.run([*benchmark_task.START, "--in", here, "python", "fork.py"]).returncode == 0
     assert "alive" in log.read_text() and "over" not in log.read_text()  # that process is in no group of ours
-    assert subprocess.run([*benchmark.TASK, log, "echo", "second"]).returncode == 0
+    Path("fork.py").write_text("print('second')")
+    assert subprocess.run([*benchmark_task.START, "--in", here, "python", "fork.py"]).returncode == 0
     lines = log.read_text().splitlines()
-    assert lines.index("over") < lines.index("$ echo second") < lines.index("second")
+    assert lines.index("alive") < lines.index("over") < lines.index("second")
     with log.open("ab") as file, pytest.raises(SystemExit, match="another process is still at this run"):
         benchmark_task.lock(file)
         with log.open("ab") as other:
@@ -416,3 +419,208 @@ def test_ppo_is_cut_and_goes_on(here):
         assert re.fullmatch(r"[\w.-]*[0-9a-f]{7}(-dirty)?", about(folder)["tags"][0])  # of CleanRL, not of where we are
         log = next(Path("runs/benchmark").glob(f"{folder.name.split('__')[0]}*.log")).read_text()
         assert f"$ python {PPO} --resume {folder} --env-id" in log and log.count("run folder: ") == 2
+
+
+SLURM_CONF = """
+ClusterName=cleanrl
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmdPort={node_port}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CredType=cred/munge
+SlurmUser=root
+SlurmdUser=root
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerType=sched/builtin
+MpiDefault=none
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.log
+SchedulerParameters=sched_min_interval=0,batch_sched_delay=0
+KillWait=5
+NodeName={host} NodeAddr=127.0.0.1 CPUs=2 State=UNKNOWN
+PartitionName=all Nodes=ALL Default=YES State=UP
+"""
+
+
+def free_port():
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def slurm_conf(tmp_path_factory):
+    """A real Slurm of one node, on ports and in a folder of its own."""
+    path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+    programs = {name: shutil.which(name, path=path) for name in ("munged", "slurmctld", "slurmd", "sbatch")}
+    if missing := [name for name, found in programs.items() if not found]:
+        pytest.skip(f"needs Debian's slurm-wlm and munge: there is no {', '.join(missing)}")
+    if os.getuid() != 0:
+        pytest.skip("needs root, to start Slurm")
+    folder = tmp_path_factory.mktemp("slurm")
+    (folder / "munge.key").write_bytes(os.urandom(64))
+    (folder / "munge.key").chmod(0o400)
+    names = {"key-file": "munge.key", "socket": "munge.socket", "pid-file": "munged.pid", "log-file": "munged.log"}
+    files = [f"--{flag}={folder / name}" for flag, name in (names | {"seed-file": "munge.seed"}).items()]
+    host, env = socket.gethostname().split(".")[0], os.environ | {"SLURM_CONF": str(folder / "slurm.conf")}
+    conf = SLURM_CONF.format(folder=folder, host=host, port=free_port(), node_port=free_port())
+    (folder / "slurm.conf").write_text(conf)
+    started = [subprocess.Popen([programs["munged"], "--foreground", "--force", *files], stderr=subprocess.DEVNULL)]
+    try:
+        wait_for((folder / "munge.socket").exists)
+        for name in ("slurmctld", "slurmd"):
+            started.append(
+                subprocess.Popen([programs[name], "-D"], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            )
+        asking = ["sinfo", "--noheader", "--format=%T"]
+        wait_for(lambda: subprocess.run(asking, env=env, capture_output=True, text=True).stdout.strip() == "idle")
+        yield folder / "slurm.conf"
+    finally:
+        for process in reversed(started):
+            process.terminate()
+            process.wait(timeout=30)
+
+
+@pytest.fixture
+def slurm(slurm_conf, here, monkeypatch):
+    monkeypatch.setenv("SLURM_CONF", str(slurm_conf))
+    return ("--backend", "slurm", "--slurm-poll-interval", 0.5, "--workers", 2)
+
+
+def queue():
+    asking = ["squeue", "--noheader", "--array", "--states=PENDING,RUNNING,COMPLETING", "--format=%i"]
+    return subprocess.run(asking, capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_slurm_job_killed_in_mid_run_is_resumed(slurm):
+    ppo = f"python {PPO} --env-id CartPole-v1 --total-timesteps 10240 --num-envs 4 --num-steps 64 --checkpoint-interval 2"
+    command = words([ppo.replace(" --env-id CartPole-v1", ""), "python walk.py"], "--num-seeds", 1, *slurm)
+    runner = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: list(Path("runs").glob("CartPole-v1__ppo__1__*/checkpoint.pt")), 120)
+    job = next(e["job"] for e in events() if e["event"] == "submitted" and "ppo" in e["run"])
+    subprocess.run(["scancel", "--signal=KILL", job], check=True)
+    said, complaints = runner.communicate(timeout=200)
+    assert runner.returncode == 0, complaints
+    assert re.search(rf"retrying  ppo .*Slurm: (FAILED|CANCELLED).*job {job}", said)
+    (folder,) = Path("runs").glob("CartPole-v1__ppo__1__*")
+    assert [step for step, _ in scalars(folder)["charts/SPS"]] == list(range(256, 10241, 256))
+    assert about(folder)["tags"] and count("done") == 2 and queue() == []
+    log = next(Path("runs/benchmark").glob("*ppo*.log")).read_text()
+    assert f"$ python {PPO} --resume {folder}\n" in log
+    resumed_at = log.split("--resume")[1].split("/10.2k [")[0].split()[-1]
+    assert resumed_at != "0.00", "from the checkpoint, not from the start"
+
+
+def test_slurm_keeps_the_runs_of_a_dead_runner(slurm):
+    command = words("python walk.py --steps 60 --delay 0.1", "--env-ids", "A-v0", "B-v0", "--num-seeds", 2, *slurm)
+    runner = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    wait_for(lambda: len(list(Path("runs").glob("*/checkpoint.pt"))) >= 1)
+    runner.kill()
+    assert runner.wait() == -signal.SIGKILL and len(queue()) == 4
+    later = subprocess.run([*command, "--no-wait"], capture_output=True, text=True)
+    assert later.returncode == 3 and re.search("[12] running", later.stdout) and count("submitted") == 4
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert count("submitted") == 4, "no run was sent twice"
+    folders = [path.parent for path in Path("runs").glob("*/run.json")]
+    assert [check_steps(folder, 60) for folder in folders] == [1, 1, 1, 1]
+
+
+def test_slurm_jobs_end_with_ctrl_c_and_go_on(slurm):
+    command = words("python walk.py --steps 30 --delay 0.1 --helper 1", "--num-seeds", 3, *slurm)
+    runner = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for(lambda: len(list(Path("runs").glob("*/checkpoint.pt"))) >= 1)
+    runner.send_signal(signal.SIGINT)
+    assert runner.wait(timeout=60) == 128 + signal.SIGINT and queue() == [] and processes_here() == []
+    assert subprocess.run(command, capture_output=True).returncode == 0
+    folders = [path.parent for path in Path("runs").glob("*/run.json")]
+    assert len(folders) == 3 and sum(check_steps(folder, 30) for folder in folders) > 3
+
+
+def test_slurm_template_with_the_known_fields(slurm):
+    Path("mine.slurm").write_text(
+        "#!/bin/bash\n#SBATCH --job-name=mine\n#SBATCH --array={{array}}\n#SBATCH --ntasks={{ntasks}}\n{{nodes}}\n"
+        "env_ids={{env_ids}}\nseeds={{seeds}}\nenv_id=${env_ids[$SLURM_ARRAY_TASK_ID / {{len_seeds}}]}\n"
+        "seed=${seeds[$SLURM_ARRAY_TASK_ID % {{len_seeds}}]}\n"
+        "echo {{exp_name}} {{gpus_per_task}} {{cpus_per_gpu}} > fields.txt\n"
+        "srun {{command}} --seed $seed --env-id $env_id\n"
+    )
+    flags = ["--slurm-template-path", "mine.slurm", "--slurm-total-cpus", 1, "--slurm-ntasks", 1, "--slurm-nodes", 1]
+    done = bench("python walk.py", "--env-ids", "A-v0", "B-v0", "--num-seeds", 2, "--start-seed", 4, *flags, *slurm)
+    assert done.returncode == 0, done.stderr
+    assert Path("fields.txt").read_text() == "walk 0 1\n"
+    folders = sorted(path.parent.name.rsplit("__", 1)[0] for path in Path("runs").glob("*/run.json"))
+    assert folders == ["A-v0__walk__4", "A-v0__walk__5", "B-v0__walk__4", "B-v0__walk__5"]
+    script = next(Path("runs/benchmark").glob("slurm-*.sh")).read_text()
+    assert "{{" not in script and "#SBATCH --array=0-3%2\n" in script and "#SBATCH --nodes=1\n" in script
+
+
+def test_slurm_that_refuses_is_one_line(slurm):
+    done = bench("python walk.py", "--num-seeds", 1, "--slurm-gpus-per-task", 1, *slurm)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("Slurm does not take the job: ") and not list(Path("runs").glob("*/run.json"))
+
+
+@pytest.fixture
+def ray_cluster(here):
+    """A real cluster on this machine: a head without CPUs and two nodes with one each."""
+    cluster_utils = pytest.importorskip("ray.cluster_utils", reason="needs the extra cluster")
+    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    try:
+        yield cluster, [cluster.add_node(num_cpus=1) for _ in range(2)]
+    finally:
+        cluster.shutdown()
+
+
+@pytest.mark.parametrize("program", ["walk", pytest.param("ppo", marks=pytest.mark.slow)])
+def test_ray_node_killed_in_mid_run(ray_cluster, program):
+    """Its run is resumed on the other node, from its checkpoint; nothing of it lives on in the meantime."""
+    cluster, (first, _) = ray_cluster
+    ppo = f"python {PPO} --total-timesteps 20480 --num-envs 4 --num-steps 64 --checkpoint-interval 2"
+    command = "python walk.py --steps 80 --delay 0.1 --helper 1" if program == "walk" else ppo
+    flags = ("--num-seeds", 2, "--workers", 2, "--backend", "ray", "--ray-address", cluster.address)
+    runner = subprocess.Popen(words(command, *flags), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: len(list(Path("runs").glob("*/checkpoint.pt"))) == 2, 120)
+    cluster.remove_node(first, allow_graceful=False)
+    said, complaints = runner.communicate(timeout=200)
+    assert runner.returncode == 0, complaints
+    assert len(re.findall(r"retrying .*: Ray: ", said)) == 1 and "2 of 2 done" in said
+    folders = [path.parent for path in Path("runs").glob("*/run.json")]
+    assert len(folders) == 2 and processes_here() == []
+    resumed = [log for path in Path("runs/benchmark").glob("*.log") if "--resume" in (log := path.read_text())]
+    assert len(resumed) == 1
+    if program == "walk":
+        assert sorted(check_steps(folder, 80) for folder in folders) == [1, 2]
+    else:
+        for folder in folders:
+            assert [step for step, _ in scalars(folder)["charts/SPS"]] == list(range(256, 20481, 256))
+        assert not re.search(r"0.00/20.5k", resumed[0].split("--resume")[1]), "from the checkpoint, not from the start"
+
+
+def test_ray_of_its_own_and_ctrl_c(here):
+    pytest.importorskip("ray", reason="needs the extra cluster")
+    flags = ("--num-seeds", 3, "--workers", 2, "--backend", "ray", "--ray-cpus-per-run", 0.5)
+    command = words("python walk.py --steps 30 --delay 0.1 --helper 1", *flags)
+    runner = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: len(list(Path("runs").glob("*/checkpoint.pt"))) == 2)
+    runner.send_signal(signal.SIGINT)
+    _, said = runner.communicate(timeout=60)
+    assert runner.returncode == 128 + signal.SIGINT and said.splitlines()[-1].startswith("stopped by SIGINT")
+    assert not [line for line in processes_here() if "walk.py" in line] and count("cut") == 2
+    assert subprocess.run(command, capture_output=True).returncode == 0
+    folders = [path.parent for path in Path("runs").glob("*/run.json")]
+    assert sorted(check_steps(folder, 30) for folder in folders) == [1, 2, 2]
+
+
+def test_ray_that_is_not_there_is_one_line(here):
+    pytest.importorskip("ray", reason="needs the extra cluster")
+    done = bench("python walk.py", "--backend", "ray", "--ray-address", "127.0.0.1:1")
+    assert done.returncode == 1 and "cannot reach Ray at 127.0.0.1:1" in done.stderr and "Traceback" not in done.stderr
