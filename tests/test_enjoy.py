@@ -1,16 +1,22 @@
 """cleanrl_utils.enjoy: the one way in which trained agents are evaluated."""
 
 import json
+import re
 import subprocess
 import sys
+import time
 
+import imageio.v3
 import numpy as np
 import pytest
 import torch
 from flax.serialization import msgpack_serialize
 
 from cleanrl_utils import enjoy
-from tests.harness import PPO, ROOT, about, only_run, probe, read_checkpoint, scalars, train
+from cleanrl_utils.hub import flatten, save_weights
+from tests.harness import FILES as ALL_FILES
+from tests.harness import PPO, ROOT, about, only_run, probe, read_checkpoint, same, scalars, train
+from tests.hub_server import Hub
 from tests.test_contract import FILES, Bomb, edit, has_replay, iteration, small
 from tests.test_ppo import PROBE_FLAGS
 
@@ -62,6 +68,13 @@ def test_enjoy_works_on_every_file(file, tmp_path, monkeypatch):
         returns.append(set(evaluation["returns"]))
         assert set(evaluation["lengths"]) == {1}
         checkpoint = read_checkpoint(run)
+        if len(returns) == 1:  # what the Hub gets plays the same
+            save_weights(enjoy.learned(checkpoint), tmp_path / "model.safetensors")
+            travelled = enjoy.load_checkpoint(tmp_path / "model.safetensors")
+            assert not re.search(
+                "optim|opt_state|target|buffer|rng|key|world", " ".join(name for name, _ in flatten(travelled))
+            )
+            assert enjoy.evaluate(run, travelled, 20)["returns"] == evaluation["returns"]
         if "_action_jax" in file.stem:  # an actor that has not learned yet does nothing
             checkpoint["agent"]["actor"]["params"]["Dense_2"]["bias"] = np.ones(1, np.float32)
             (run / "checkpoint.msgpack").write_bytes(msgpack_serialize(checkpoint))
@@ -166,3 +179,144 @@ def test_enjoy_does_not_write_through_links(cartpole, monkeypatch):
         (cartpole / name).symlink_to(cartpole.parent / "precious")
     watch(monkeypatch, cartpole, "--episodes", 1)
     assert (cartpole.parent / "precious").read_text() == "mine" and not (cartpole / "eval.json").is_symlink()
+
+
+def test_enjoy_with_chance(tmp_path, monkeypatch):
+    """With a chance of 1 both actions of the probe come up, without one only that which the network prefers."""
+    dqn, chances = ALL_FILES["dqn"], {}
+    train(dqn, tmp_path, *small(dqn, "--total-timesteps", iteration(dqn), "--env-id", "Probe/ActionMatters-v0"))
+    for epsilon in (0, 0.25, 1):
+        watch(monkeypatch, only_run(tmp_path), "--episodes", 400, "--epsilon", epsilon)
+        evaluation = json.loads((only_run(tmp_path) / "eval.json").read_text())
+        assert evaluation["epsilon"] == epsilon
+        chances[epsilon] = evaluation["returns"].count(-max(evaluation["returns"], key=evaluation["returns"].count)) / 400
+    assert chances[0] == 0 and abs(chances[0.25] - 0.125) < 0.06 and abs(chances[1] - 0.5) < 0.1
+
+
+def test_enjoy_with_chance_where_it_makes_no_sense(run, monkeypatch):
+    with pytest.raises(SystemExit, match=r"--epsilon is for agents that explored that way, which those of ppo.py did not"):
+        watch(monkeypatch, run, "--epsilon", 0.05)
+    with pytest.raises(SystemExit, match="--epsilon between 0 and 1"):
+        watch(monkeypatch, run, "--epsilon", 2)
+
+
+def test_enjoy_a_model_of_the_hub(run, tmp_path, monkeypatch, capsys):
+    """By its address and by its names, in a folder that is made in runs/; evaluated as a run of one's own."""
+    files = {name: (run / name).read_bytes() for name in ("run.json",)}
+    save_weights(enjoy.learned(read_checkpoint(run)), tmp_path / "model.safetensors")
+    Hub.repos["me/Probe-ActionMatters-v0-ppo-seed1"] = files | {
+        "model.safetensors": (tmp_path / "model.safetensors").read_bytes()
+    }
+    monkeypatch.chdir(tmp_path)
+    names = "--exp-name", "ppo", "--env-id", "Probe/ActionMatters-v0", "--hf-entity", "me"
+    means = []
+    for words in (["hf://me/Probe-ActionMatters-v0-ppo-seed1"], names, [run]):
+        watch(monkeypatch, *words, "--episodes", 20)
+        means.append(capsys.readouterr().out.splitlines()[-1])
+    assert means[0] == means[1] == means[2] and float(means[0].split()[-3]) > 0.8
+    (pulled,) = (tmp_path / "runs").glob("me__*")
+    assert len(json.loads((pulled / "eval.json").read_text())["returns"]) == 20
+    assert len(scalars(pulled)["eval/episodic_return"]) == 40, "of two evaluations"
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        ([], "say which run to watch"),
+        (["runs/a", "runs/b"], "say which run to watch"),
+        (["--exp-name", "ppo"], "--exp-name needs --env-id"),
+        (["runs/a", "--exp-name", "ppo", "--env-id", "CartPole-v1"], "--exp-name needs --env-id"),
+        (["--exp-name", "ppo", "--env-id", "NoSuchEnv-v0", "--hf-entity", "me"], "cannot find me/NoSuchEnv-v0-ppo-seed1"),
+        (["hf://me/no/such"], "it should be entity/repository"),
+        (["no-such-folder", "--snapshots"], "there is no folder no-such-folder"),
+        (["no-such-folder", "--grid"], "is not the folder of a run"),
+    ],
+)
+def test_enjoy_without_a_run(tmp_path, monkeypatch, words, answer):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match=answer) as refusal:
+        watch(monkeypatch, *words)
+    assert "\n" not in refusal.value.code and not list(tmp_path.iterdir())
+
+
+def test_snapshots_are_what_checkpoints_learned(tmp_path, monkeypatch):
+    """Beside a training in a process of its own, from before it starts until it ends."""
+    (tmp_path / "runs").mkdir()
+    flags = "--num-envs 2 --num-steps 64 --num-minibatches 2 --checkpoint-interval 10 --total-timesteps 20000".split()
+    training = subprocess.Popen(
+        [sys.executable, PPO, *flags], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+
+    def until_it_ended(seconds):
+        if training.poll() is not None:
+            raise KeyboardInterrupt  # as a user ends it
+        real_sleep(seconds / 5)
+
+    real_sleep = time.sleep
+    monkeypatch.setattr(enjoy.time, "sleep", until_it_ended)
+    watch(monkeypatch, tmp_path / "runs", "--snapshots")
+    run = only_run(tmp_path)
+    kept = sorted(int(path.stem) for path in run.glob("snapshots/*.pt"))
+    assert len(kept) >= 3 and kept[-1] == 19968 and all(step % 1280 == 0 for step in kept[:-1])
+    assert len(list((run / "snapshots").iterdir())) == len(kept), "nothing half-written"
+    last = enjoy.load_checkpoint(run / "snapshots" / "19968.pt")
+    assert same(last["agent"], read_checkpoint(run)["agent"]) and last.keys() == {"agent", "global_step"}
+    assert not same(last["agent"], enjoy.load_checkpoint(run / "snapshots" / f"{kept[0]}.pt")["agent"])
+
+
+def test_snapshots_of_one_run_end_with_it(cartpole, monkeypatch, capsys):
+    watch(monkeypatch, cartpole, "--snapshots")
+    assert capsys.readouterr().out == f"kept step 64 of {cartpole}\n"
+    assert [path.name for path in (cartpole / "snapshots").iterdir()] == ["64.pt"]
+
+
+def with_snapshots(run, steps, last=64):
+    """A run whose agent leaned to one side at first and balances a little in the end."""
+    (run / "snapshots").mkdir()
+    for step in steps:
+        checkpoint = enjoy.learned(read_checkpoint(run)) | {"global_step": step}
+        checkpoint["agent"]["actor.4.bias"] = torch.tensor([50.0, -50.0]) * (step != last)
+        torch.save(checkpoint, run / "snapshots" / f"{step}.pt")
+
+
+def test_grid_of_snapshots(cartpole, monkeypatch, capsys):
+    """Those that lean fall over soon, get dark and stay so; the caption below is not dark."""
+    with_snapshots(cartpole, (8, 16, 64))
+    watch(monkeypatch, cartpole, "--grid", "--seed", 3)
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in printed[:3]] == ["step 8", "step 16", "step 64"]
+    returns = [float(line.split()[-1]) for line in printed[:3]]
+    assert returns[0] == returns[1] < returns[2], "the same agent, the same seed, the same fall"
+    path = cartpole / "videos" / "learning.mp4"
+    assert printed[3] == f"video: {path}" and [p.name for p in path.parent.iterdir()] == ["learning.mp4"]
+    frames = imageio.v3.imread(path)
+    assert len(frames) == 1 + max(returns) + 50 and frames.shape[1:] == (2 * 424, 2 * 604, 3)
+    cells = {(0, 0): 0, (0, 1): 1, (1, 0): 2}
+    for (row, column), i in cells.items():
+        sky = frames[:, row * 424 + 20, column * 604 + 300].mean(-1)
+        dark_from = int(np.argmax(sky < 140))
+        assert sky[0] > 250 and dark_from == returns[i] and (sky[dark_from:] < 140).all()
+        caption = frames[-1, row * 424 + 402 : row * 424 + 420, column * 604 : column * 604 + 150]
+        assert caption.max() > 200 and caption.min() < 20
+
+
+def test_grid_of_many_snapshots_and_of_several_runs(cartpole, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(enjoy, "GRID_STEPS", 3)
+    with_snapshots(cartpole, range(1, 30))
+    assert [path.name for path in enjoy.snapshots_of(cartpole)] == [
+        *(f"{step}.pt" for step in (1, 5, 8, 12, 15, 19, 23, 26)),
+        "checkpoint.pt",
+    ]
+    train(PPO, tmp_path / "other", "--num-envs", 2, "--num-steps", 32, "--total-timesteps", 64, "--seed", 2)
+    watch(monkeypatch, cartpole, only_run(tmp_path / "other"), cartpole / "snapshots" / "5.pt", "--grid")
+    printed = capsys.readouterr().out.splitlines()
+    answers = [line.split(":")[0] for line in printed if "not over" in line]
+    assert answers == ["ppo 1, step 64", "ppo 2, step 64", "ppo 1, step 5"]
+
+
+def test_grid_of_too_few_or_too_many(cartpole, monkeypatch):
+    with pytest.raises(SystemExit, match="has one checkpoint: run --snapshots beside its training"):
+        watch(monkeypatch, cartpole, "--grid")
+    with pytest.raises(SystemExit, match="a grid shows up to 9 checkpoints"):
+        watch(monkeypatch, *[cartpole] * 10, "--grid")
+    assert not (cartpole / "videos").exists()

@@ -13,6 +13,7 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
+import flax
 import gymnasium as gym
 import imageio.v3
 import jax
@@ -426,6 +427,25 @@ def test_public_jax_models(exp_name, tmp_path, monkeypatch):
     publish(f"{env_id}-{exp_name}-seed1", exp_name, to_bytes(content))
     actions = policy_of(f"{env_id}-{exp_name}-seed1", tmp_path)(obs)
     assert np.allclose(actions, wanted, atol=1e-5) and len(np.unique(actions)) > 1
+
+
+def test_public_jax_models_of_atari(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    class Public(flax.linen.Module):
+        @flax.linen.compact
+        def __call__(self, x):
+            x = jnp.transpose(x, (0, 2, 3, 1)) / 255
+            for channels, size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
+                x = flax.linen.relu(flax.linen.Conv(channels, (size, size), (stride, stride), padding="VALID")(x))
+            x = flax.linen.relu(flax.linen.Dense(512)(x.reshape((len(x), -1))))
+            return flax.linen.Dense(6)(x)
+
+    obs = np.random.default_rng(1).integers(256, size=(20, 4, 84, 84), dtype=np.uint8)
+    params = Public().init(jax.random.key(1), obs)
+    publish("PongNoFrameskip-v4-dqn_atari_jax-seed1", "dqn_atari_jax", to_bytes(params))
+    actions = policy_of("PongNoFrameskip-v4-dqn_atari_jax-seed1", tmp_path)(obs)
+    assert np.array_equal(actions, Public().apply(params, obs).argmax(1))
 
 
 def test_public_ppo_has_our_names(run, tmp_path):
