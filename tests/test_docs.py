@@ -24,6 +24,15 @@ NOT_RUN_HERE = {
     "python -m cleanrl_utils.speed dqn_jax": "as the one above, for longer",
     "python -m cleanrl_utils.speed td3_continuous_action --rounds 2 --total-timesteps 1500": "as the one above, for longer",
     "python -m cleanrl_utils.speed sac_continuous_action --rounds 2 --total-timesteps 1500": "as the one above, for longer",
+    "python -m cleanrl_utils.hub push runs/<run> --hf-entity me": "run by test_hub.test_commands_of_the_docs, with a Hub",
+    "python -m cleanrl_utils.hub pull me/CartPole-v1-ppo-seed1": "as the one above",
+    "python -m cleanrl_utils.hub pull cleanrl/CartPole-v1-dqn-seed1": "as the one above",
+    "python -m cleanrl_utils.enjoy hf://me/CartPole-v1-ppo-seed1": "as the one above",
+    "python -m cleanrl_utils.enjoy hf://cleanrl/CartPole-v1-dqn-seed1 --epsilon 0.05": "as the one above",
+    "python -m cleanrl_utils.enjoy --exp-name dqn --env-id CartPole-v1": "as the one above",
+    "python -m cleanrl_utils.enjoy --exp-name ppo --env-id CartPole-v1 --hf-entity me --run-seed 1": "as the one above",
+    "python -m cleanrl_utils.enjoy runs --snapshots": "run by test_enjoy.test_snapshots_are_what_checkpoints_learned",
+    "python -m cleanrl_utils.enjoy runs/<run> --grid": "run by test_enjoy.test_grid_of_snapshots",
     "pip install -r requirements/requirements.txt": "run by test_plain_pip (slow), and resolved by test_packaging",
 }
 

@@ -14,7 +14,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import flax
-import gymnasium as gym
 import imageio.v3
 import jax
 import jax.numpy as jnp
@@ -486,15 +485,15 @@ def snippets(page):
     return re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / page).read_text(), re.M | re.S)
 
 
-def test_loading_a_model_as_the_docs_say(repo, tmp_path, monkeypatch, capsys):
+def test_loading_a_model_as_the_docs_say(run, repo, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    first, second = snippets("hub.md")
-    for snippet in (first, second):
-        monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
+    monkeypatch.syspath_prepend(str(ROOT))
+    for snippet, word, num_envs in zip(snippets("hub.md"), ("return", "actions"), (1, 4), strict=True):
         names = {}
         exec(snippet, names)
-        assert isinstance(names["envs"], gym.vector.VectorEnv) and names["actions"].shape == (1,)
-        assert capsys.readouterr().out.splitlines()[-1].startswith("return ")
+        assert names["actions"].shape == (num_envs,) and set(names["actions"]) <= {0, 1}
+        assert capsys.readouterr().out.splitlines()[-1].startswith(word)
+    assert same(names["agent"], read_checkpoint(run)["agent"])
 
 
 def test_commands_of_the_docs(run, tmp_path):
@@ -507,8 +506,8 @@ def test_commands_of_the_docs(run, tmp_path):
     settings = {"PYTHONPATH": str(ROOT), "HF_TOKEN": TOKEN, "HF_ENDPOINT": ENDPOINT}
     pages = "".join((ROOT / "docs" / page).read_text() for page in ("hub.md", "enjoy.md"))
     lines = "".join(re.findall(r"^```bash\n(.*?)^```$", pages, re.M | re.S)).splitlines()
-    commands = [line for line in dict.fromkeys(lines) if re.search(r"utils\.hub |hf://|--hf-entity", line)]
-    assert len(commands) >= 5
+    commands = [line for line in dict.fromkeys(lines) if re.search(r"utils\.hub |hf://|--exp-name", line)]
+    assert len(commands) == 7
     for command in commands:
         words = command.replace("<run>", run.name).split()
         done = subprocess.run(
