@@ -564,7 +564,7 @@ def main():
         tuner.tune(**counts)
     except KeyboardInterrupt:
         raise SystemExit("stopped: the same command goes on where the study was") from None
-    except (OSError, optuna.exceptions.OptunaError) as error:
+    except (OSError, DBAPIError, optuna.exceptions.OptunaError) as error:
         raise SystemExit(f"the study stopped, and goes on with the same command: {one_line(error)}") from None
 
 

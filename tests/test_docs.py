@@ -33,6 +33,10 @@ NOT_RUN_HERE = {
     "python -m cleanrl_utils.enjoy --exp-name ppo --env-id CartPole-v1 --hf-entity me --run-seed 1": "as the one above",
     "python -m cleanrl_utils.enjoy runs --snapshots": "run by test_enjoy.test_snapshots_are_what_checkpoints_learned",
     "python -m cleanrl_utils.enjoy runs/<run> --grid": "run by test_enjoy.test_grid_of_snapshots",
+    "uvx optuna-dashboard sqlite:///cleanrl_hpopt.db": "a server, and not one of ours",
+    "python -m cleanrl_utils.tuner benchmark/tune_ppo.py --workers 4 --storage postgresql+psycopg://user@host/database": (
+        "run by test_tuner.test_machines_share_a_study_through_postgresql"
+    ),
     "pip install -r requirements/requirements.txt": "run by test_plain_pip (slow), and resolved by test_packaging",
 }
 
@@ -79,6 +83,8 @@ def test_command_runs(checkout, command):
         if not UV or sys.prefix == sys.base_prefix:  # a Python that is not an environment's is not make's to change
             pytest.skip("needs uv and an environment")
         words += ' FLAGS="--total-timesteps 1024"'
+    elif "cleanrl_utils.tuner" in words:
+        words += " --num-trials 1 --num-seeds 1"
     elif (algorithm := re.match(r"python (?:-i )?cleanrl/(\w+).py", words)) and not re.search(r"--help|--resume", words):
         num_envs = int((re.search(r"--num-envs (\d+)", words) or [0, 8])[1])
         large = f" --num-steps 4 --update-epochs 1 --total-timesteps {4 * num_envs}"
