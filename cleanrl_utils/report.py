@@ -118,7 +118,8 @@ def reach(run, column):
 def average(runs, grid, column, window):
     curves = []
     for run in runs:
-        curve, seen = scores.running_mean(run.rows, grid, column, window)
+        with np.errstate(invalid="ignore"):  # of a run that diverged
+            curve, seen = scores.running_mean(run.rows, grid, column, window)
         curves.append(np.where(seen & (grid <= reach(run, column)), curve, np.nan))
     counting = [curve for run, curve in zip(runs, curves, strict=True) if not run.state]
     stacked = np.array(counting or [np.full(len(grid), np.nan)])
@@ -147,7 +148,7 @@ def draw_overall(told, column):
 
 def numbers(*values):
     """With as many digits as the largest of them needs."""
-    largest = max(map(abs, values)) or 1
+    largest = max((abs(value) for value in values if value and math.isfinite(value)), default=1)
     digits = min(max(2 - math.floor(math.log10(largest)), 2), 6)
     return [f"{value:,.{digits}f}" for value in values]
 

@@ -55,6 +55,29 @@ def test_a_resume_hides_what_was_logged_after_the_checkpoint(tmp_path):
     assert shown(tmp_path) == scalars(tmp_path)
 
 
+def test_all_that_a_writer_can_write_is_read_as_tensorboard_reads_it(tmp_path):
+    nans = np.array([0x7FC00000, 0xFFC00000], dtype=np.uint32).view(np.float32).tolist()  # of either sign
+    with SummaryWriter(tmp_path) as writer:
+        writer.add_text("text", "no scalar")
+        writer.add_histogram("histogram", np.arange(10.0), 1)
+        writer.add_image("image", np.zeros((3, 64, 64), dtype=np.uint8), 1)
+        for step in (0, 1, 127, 128, 16_383, 16_384, 2**31, 2**40):
+            writer.add_scalar("a", step, step)
+        for i in range(300):  # more tags of one length than layouts
+            writer.add_scalar(f"tag {i:03}", i, i)
+            writer.add_scalar(f"tag {i:03}", -i, i + 1)
+        writer.add_scalar("long " * 40, 1, 1)
+        writer.add_scalar("ünicode", 1, 1)
+    writer = EventFileWriter(str(tmp_path), filename_suffix=".several")
+    for step, value in enumerate([0.0, 1e30, -1.5, float("inf"), *nans], start=1):
+        values = [Summary.Value(tag=tag, simple_value=value) for tag in ("b", "bb", "a b", "b")]
+        writer.add_event(Event(wall_time=step, step=step, summary=Summary(value=values)))
+    writer.close()
+    read, expected = shown(tmp_path), scalars(tmp_path)
+    assert read.keys() == expected.keys() and len(read) == 306
+    assert all(np.array_equal(read[tag], expected[tag], equal_nan=True) for tag in expected)
+
+
 def test_seconds_stand_still_between_stop_and_resume(tmp_path):
     for start, steps in ((1000.0, range(1, 4)), (9000.0, range(3, 6))):
         writer = EventFileWriter(str(tmp_path))
@@ -188,4 +211,4 @@ def test_reading_is_faster_than_tensorboards(tmp_path):
         start = time.process_time()
         scalars(tmp_path)
         ratios.append((time.process_time() - start) / ours)
-    assert max(ratios) > 2, ratios
+    assert max(ratios) > 4, ratios

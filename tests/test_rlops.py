@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ from moviepy import ImageSequenceClip
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from torch.utils.tensorboard import SummaryWriter
 
 from cleanrl_utils.rlops import Args, main
 from tests.browser import Browser, needs_chromium
@@ -150,7 +152,7 @@ def test_every_run_that_does_not_count_is_named(two_sides):
     runs = two_sides / "runs"
     make_run(runs, 6, curve(100), tags=["v1"], until=9000, name="short")
     make_run(runs, 7, [], tags=["v1"], name="empty")
-    make_run(runs, 8, [*curve(100), np.nan], tags=["v1"], name="diverged")
+    make_run(runs, 8, [*curve(100), np.inf, np.nan], tags=["v1"], name="diverged")
     make_run(runs, 1, curve(400), tags=["v1"], name="first-try", start=5e8)
     broken = make_run(runs, 9, curve(102), tags=["v1"], name="broken")
     (path,) = broken.glob("events*")
@@ -163,7 +165,7 @@ def test_every_run_that_does_not_count_is_named(two_sides):
     assert done.returncode == 0 and "| ppo v1 | 7 | 102.00" in (two_sides / "compare.md").read_text()
     assert "note: ppo v1: short got to step 9,000 of 20,000" in notes
     assert "note: ppo v1: empty has no charts/episodic_return: left out\n" in notes
-    assert "note: ppo v1: diverged diverged: a return at step 20,000 is no number: left out\n" in notes
+    assert "note: ppo v1: diverged diverged: a return at step 19,933 is no number: left out\n" in notes
     assert "note: ppo v1: first-try is an earlier run of the same seed as CartPole-v1__ppo__1__1000000001: left out\n" in notes
     assert (
         f"note: ppo v1: broken: {path.name} breaks off in the middle of a record" in notes
@@ -320,6 +322,53 @@ def test_weights_and_biases_through_its_own_client(tmp_path):
     assert {row["episodes"] for row in read_csv(tmp_path / "sampled.csv")} == {"30"}
     links = [attrs["href"] for tag, attrs in Tags((tmp_path / "compare.html").read_text()).found if tag == "a"]
     assert links[0] == f"http://127.0.0.1:{server.server_port}/us/cleanrl/runs/v10" and len(links) == 7
+
+
+def test_60_runs_of_a_million_steps(tmp_path):
+    """Read and reported in 30 seconds and 2 GB: the event file is ppo.py's own, with as many events or more."""
+    resource = pytest.importorskip("resource")  # not on Windows
+    losses = "value_loss policy_loss entropy old_approx_kl approx_kl clipfrac explained_variance".split()
+    per_iteration = ["charts/learning_rate", "charts/SPS", *(f"losses/{name}" for name in losses)]
+    with SummaryWriter(tmp_path / "one", purge_step=1) as writer:
+        for iteration in range(1, 1954):
+            for i in range(3):  # CartPole-v1 has 2437 episodes in a million steps
+                writer.add_scalar("charts/episodic_return", min(iteration, 500), 512 * iteration - 500 + i)
+                writer.add_scalar("charts/episodic_length", min(iteration, 500), 512 * iteration - 500 + i)
+            for name in per_iteration:
+                writer.add_scalar(name, iteration, 512 * iteration)
+    (events,) = (tmp_path / "one").iterdir()
+    for k in range(60):
+        env_id, tag = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0")[k % 3], ("v1", "v2")[k // 3 % 2]
+        run = make_run(tmp_path / "runs", k // 6, [], tags=[tag], env_id=env_id, start=1e9 + k, total_timesteps=1_000_000)
+        for path in run.glob("events*"):
+            path.unlink()
+        shutil.copy(events, run)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = start(tmp_path, "--exp-name", "ppo", "--tags", "v1", "v2", "--report")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    assert done.stdout.count("ppo v2 - ppo v1 = 0.00 [0.00, 0.00]: the same as ppo v1") == 4
+    assert read_csv(tmp_path / "compare.csv")[0]["episodes"] == str(3 * 1953)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 30  # of one core: others may be busy here
+    assert after.ru_maxrss < 1e6  # KB, of each of its processes
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_bug_put_in_on_purpose_is_told_apart(tmp_path):
+    """ppo.py without normalized advantages, where rewards are small; and ppo.py against itself, with other seeds."""
+    source, line = PPO.read_text(), "if args.norm_adv:  # [core 7]"
+    assert source.count(line) == 1
+    (tmp_path / "bug").mkdir()
+    (tmp_path / "bug" / "ppo.py").write_text(source.replace(line, "if False:"))
+    flags = "--env-id small_rewards:SmallRewards-v1 --total-timesteps 50000 --seed".split()
+    for tag, file, first in (("v1", PPO, 1), ("v2", tmp_path / "bug" / "ppo.py", 1), ("v1-again", PPO, 6)):
+        environment = os.environ | {"WANDB_TAGS": tag, "PYTHONPATH": str(ROOT / "docs" / "rlops")}
+        for seed in range(first, first + 5):
+            subprocess.run([sys.executable, file, *flags, str(seed)], cwd=tmp_path, env=environment, check=True)
+    done = rlops(tmp_path, "--exp-name", "ppo", "--tags", "v1", "v2", "v1-again")
+    assert re.search(r"ppo v2 - ppo v1 = .*: worse than ppo v1, outside the noise", done.stdout)
+    assert re.search(r"ppo v1-again - ppo v1 = .*: within the noise", done.stdout)
 
 
 class Tags(HTMLParser):
