@@ -37,6 +37,16 @@ NOT_RUN_HERE = {
     "python -m cleanrl_utils.tuner benchmark/tune_ppo.py --workers 4 --storage postgresql+psycopg://user@host/database": (
         "run by test_tuner.test_machines_share_a_study_through_postgresql"
     ),
+    "python -m cleanrl_utils.rlops --exp-name ppo --tags v1 v2 --report": "run by test_rlops, on runs that have these tags",
+    "python -m cleanrl_utils.rlops --filters 'ppo?tag=v1' 'ppo?tag=v2'": "as the one above",
+    "python -m cleanrl_utils.rlops --filters 'ppo?norm_adv=True&cl=on' 'ppo?norm_adv=False&cl=off' --env-ids CartPole-v1": (
+        "as the one above"
+    ),
+    "python -m cleanrl_utils.rlops --exp-name ddpg_continuous_action --wandb-project-name cleanrl "
+    "--wandb-entity openrlbenchmark --tags 'pr-299' 'rlops-pilot' --env-ids HalfCheetah-v4 Walker2d-v4 "
+    "--output-filename compare.png --scan-history --metric-last-n-average-window 100 --report": (
+        "needs Weights & Biases; run by test_rlops against a server of its own"
+    ),
     "pip install -r requirements/requirements.txt": "run by test_plain_pip (slow), and resolved by test_packaging",
 }
 
