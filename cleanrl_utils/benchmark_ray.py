@@ -5,6 +5,7 @@ by another.
 """
 
 import os
+import socket
 from collections import deque
 
 from cleanrl_utils import benchmark_task as task
@@ -22,6 +23,9 @@ class Ray:
         self.environment = {name: value for name, value in environment.items() if name != "CUDA_VISIBLE_DEVICES"}
         quiet = dict(log_to_driver=False, logging_level="ERROR", include_dashboard=None if args.ray_address else False)
         try:
+            host, _, port = (args.ray_address or "").removeprefix("ray://").partition(":")
+            if port.isdigit():  # Ray itself would try for minutes
+                socket.create_connection((host, int(port)), timeout=10).close()
             ray.init(address=args.ray_address, **quiet)
         except Exception as error:
             why = str(error).strip().splitlines() or [type(error).__name__]
@@ -31,12 +35,18 @@ class Ray:
         def attempt(words, folder, environment):  # on some node, where only Ray is sure to be there
             import os
             import subprocess
+            import time
 
             # the pipe is the lifeline: when Ray's worker dies, the run ends
             pipes = dict(stdin=subprocess.PIPE, stderr=subprocess.PIPE)
             process = subprocess.Popen(words, cwd=folder, env=os.environ | environment, start_new_session=True, **pipes)
-            said = process.stderr.read().decode().strip()
-            return process.wait(), said
+            try:
+                while process.poll() is None:
+                    time.sleep(0.2)
+            finally:  # also when it is cancelled
+                process.terminate()
+                code = process.wait()
+            return code, process.stderr.read().decode().strip()
 
         self.attempt = attempt
 
@@ -65,12 +75,13 @@ class Ray:
             return 1, f"Ray: {type(error).__name__}: {why[0]}"
 
     def stop(self, in_a_hurry=lambda: False):
-        for answer, _ in self.tasks.values():
+        answers = [answer for answer, _ in self.tasks.values()]
+        for answer in answers:
+            self.ray.cancel(answer)
+        while answers and not in_a_hurry():
+            _, answers = self.ray.wait(answers, timeout=0.2)
+        for answer in answers:
             self.ray.cancel(answer, force=True)
-        for run in self.tasks if not in_a_hurry() else ():
-            if run.log.exists():
-                with run.log.open("ab") as file:
-                    task.lock(file)  # nothing of the run is left
         self.ray.shutdown()
 
 

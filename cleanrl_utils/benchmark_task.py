@@ -129,14 +129,30 @@ def dying_with_parent():
     return tie
 
 
+def end_leftovers(log):
+    """Kill what an attempt left behind when what watched over it was itself killed. Only Linux tells who has a log open."""
+    holders = {}
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if os.readlink(link) == str(log):
+                holders[int(link.parts[2])] = (link.parents[1] / "cmdline").read_bytes().split(b"\0")
+    holders.pop(os.getpid(), None)
+    if not any(os.fsencode(__file__) in words for words in holders.values()):  # nobody watches
+        for pid in holders:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+
 def lock(file, patience=30):
     """Wait until no process of an earlier attempt is left; whoever inherits the file keeps the lock."""
     import fcntl
 
-    for _ in range(10 * patience):
+    for wait in range(10 * patience):
         try:
             return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            if wait % 10 == 0:
+                end_leftovers(Path(file.name).resolve())
             time.sleep(0.1)
     raise SystemExit(f"another process is still at this run: {file.name}")
 
@@ -171,6 +187,7 @@ def attempt(log, words, lifeline=False):
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))  # Ray blocks the first
     if lifeline:
         threading.Thread(target=hold_on, daemon=True).start()
     with open(log, "ab", buffering=0) as file:
