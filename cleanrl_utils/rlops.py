@@ -8,6 +8,7 @@ page compare.html, which needs nothing but itself. Runs come from the folders in
 project is named.
 """
 
+import importlib.util
 import json
 import os
 import re
@@ -24,6 +25,8 @@ import tyro
 from cleanrl_utils import report
 from cleanrl_utils.events import read_events
 from cleanrl_utils.report import plain
+from cleanrl_utils.report_page import write_page
+from cleanrl_utils.report_plot import plot
 
 NOT_SETTINGS = {"seed", "env_id", "resume", "track", "capture_video", "wandb_project_name", "wandb_entity", "wandb_group"}
 
@@ -70,6 +73,7 @@ class Run:
     link: str = ""
     started: float = 0.0
     state: str = ""  # why it does not count, if it does not
+    is_short: bool = False  # and that is only that it did not get to its end
     notes: list = field(default_factory=list)  # what else is to be said of it
     rows: np.ndarray = field(default_factory=lambda: np.zeros((0, 3)))  # (step, return, seconds) of each episode
     step: int = 0  # how far it got
@@ -158,11 +162,11 @@ def is_on(run, side, env_ids):
 def read_episodes(runs, metric):
     """Fill in the episodes of runs in folders; with several processes, where there is much to read."""
     folders = [run.folder for run in runs]
-    workers = min(os.cpu_count() or 1, 8) if len(runs) > 8 else 1
-    if workers == 1:
+    size = sum(path.stat().st_size for folder in folders for path in folder.glob("*tfevents*"))
+    if size < 2**24:
         results = map(read_events, folders)
     else:
-        with ProcessPoolExecutor(workers) as pool:
+        with ProcessPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
             results = list(pool.map(read_events, folders, chunksize=2))
     for run, (scalars, problems) in zip(runs, results, strict=True):
         run.notes += map(plain, problems)
@@ -183,7 +187,7 @@ def set_episodes(run, metric, rows, scalars):
     elif not np.isfinite(run.rows[:, 1]).all():
         run.state = f"diverged: a return at step {int(run.rows[~np.isfinite(run.rows[:, 1]), 0][0]):,} is no number"
     elif run.step + max(between_logs, 1) <= run.total:
-        run.state = f"got to step {run.step:,} of {run.total:,}"
+        run.state, run.is_short = f"got to step {run.step:,} of {run.total:,}", True
         if run.folder and time.time() - max(path.stat().st_mtime for path in run.folder.glob("*tfevents*")) < 150:
             run.state += ", and is still being written"
 
@@ -225,6 +229,7 @@ def fetch(source, side, args):
     step = max(float(source.summary.get("global_step") or 0), rows[:, 0].max() if len(rows) else 0)
     set_episodes(run, side.metric, rows if len(rows) else None, {"all": np.array([[step, 0, 0]])})
     if source.state != "finished":
+        run.is_short |= bool(len(rows)) and not run.state
         run.state = f"is {plain(source.state)}, at step {run.step:,} of {run.total:,}"
     return run
 
@@ -281,16 +286,13 @@ def main(args):
     output = args.output_filename if args.output_filename.suffix else args.output_filename.with_suffix(".png")
     if output.suffix not in (".png", ".pdf", ".svg") or output.is_dir() or not os.access(output.absolute().parent, os.W_OK):
         raise SystemExit(f"cannot write {output}: it must be a .png, .pdf or .svg in a folder that can be written to")
-    try:
-        from cleanrl_utils.report_page import write_page
-        from cleanrl_utils.report_plot import plot
-    except ImportError:
-        raise SystemExit("rlops draws with matplotlib: install the extra docs, as in pip install 'cleanrl[docs]'") from None
+    if importlib.util.find_spec("matplotlib") is None:
+        raise SystemExit("rlops draws with matplotlib: install the extra docs, as in pip install 'cleanrl[docs]'")
 
     sides, problems = collect(args)
     for runs in sides.values():
         for run in runs:
-            if run.state.startswith("got to step") and args.count_short:
+            if run.is_short and args.count_short:
                 run.notes.append(f"counts, though it {run.state}")
                 run.state = ""
             if 0 < len(run.rows) < args.metric_last_n_average_window:
@@ -299,13 +301,15 @@ def main(args):
     told = report.compare(sides, args.metric_last_n_average_window)
     notes, differences = report.list_notes(sides, problems), report.list_differences(sides)
 
-    written = [output, output.with_suffix(".md"), output.with_suffix(".csv")]
-    plot(told, output)
-    report.write_markdown(written[1], told, notes, differences)
-    report.write_csv(written[2], sides, told["window"])
-    if args.report:
-        written.append(output.with_suffix(".html"))
-        write_page(written[-1], told, sides, notes, differences)
+    written = [output.with_suffix(kind) for kind in (output.suffix, ".md", ".csv", *([".html"] if args.report else []))]
+    try:
+        plot(told, written[0])
+        report.write_markdown(written[1], told, notes, differences)
+        report.write_csv(written[2], sides, told["window"])
+        if args.report:
+            write_page(written[3], told, sides, notes, differences)
+    except OSError as error:
+        raise SystemExit(f"cannot write {error.filename or output}: {error.strerror}") from None
 
     header, lines = report.table(told)
     print_table(header[:-1], [line[:-1] for line in lines])  # the words follow

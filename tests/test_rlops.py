@@ -235,6 +235,20 @@ def test_bad_command_lines_are_one_clear_line(two_sides, words, said):
     assert not list(two_sides.glob("compare.*"))
 
 
+def test_what_cannot_be_written_is_one_clear_line(two_sides):
+    (two_sides / "compare.md").mkdir()
+    done = rlops(two_sides, "--exp-name", "ppo", "--tags", "v1", "v2")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "cannot write compare.md: Is a directory\n")
+
+
+def test_without_matplotlib_it_says_what_to_install():
+    hide = "import importlib.util, runpy, sys; find = importlib.util.find_spec; "
+    hide += "importlib.util.find_spec = lambda name, *rest: None if name == 'matplotlib' else find(name, *rest); "
+    hide += "sys.argv = ['rlops']; runpy.run_module('cleanrl_utils.rlops', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", hide], cwd=ROOT, capture_output=True, text=True)
+    assert done.stderr == "rlops draws with matplotlib: install the extra docs, as in pip install 'cleanrl[docs]'\n"
+
+
 def test_weights_and_biases_out_of_reach_is_one_clear_line(tmp_path):
     words = "--exp-name ppo --tags a b --wandb-project-name cleanrl --wandb-entity openrlbenchmark"
     away = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "0" * 40, "WANDB_HTTP_TIMEOUT": "2"}
