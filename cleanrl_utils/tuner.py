@@ -65,6 +65,8 @@ def safe(name):
 
 
 def one_line(error):
+    if isinstance(error, optuna.exceptions.StorageInternalError):  # which guesses at what its cause tells
+        error = error.__cause__ or error
     return (f"{type(error).__name__}: {error}".strip().splitlines() or [""])[0]
 
 
@@ -310,6 +312,7 @@ class Tuner:
             if self.outcomes.count("failed") >= HOPELESS and set(self.outcomes) == {"failed"}:
                 raise SystemExit(f"the first {len(self.outcomes)} trials failed, the last one because: {self.reason}")
             time.sleep(POLL if self.active else HEARTBEAT / 5)
+        self.bar.n = finished
 
     def runs(self, state):
         return [run for work in self.active for run in work.runs if run.state == state]

@@ -101,13 +101,14 @@ def test_score(aggregation):
     assert len({round(f(scores), 3) for f in (statistics.mean, statistics.median, max, min)}) == 4, "they could be told apart"
 
 
-def test_bare_score_and_direction():
+def test_bare_score_direction_and_the_end_of_a_grid(capsys):
     sampler = optuna.samplers.GridSampler({"x": [3.0, 1.0, 2.0]})
     params_fn = lambda trial: {"x": trial.suggest_float("x", 0, 5)}  # noqa: E731
     study = make(
         params_fn, sampler=sampler, direction="minimize", metric_last_n_average_window=1, pruner=optuna.pruners.NopPruner()
-    ).tune(3, 1)
+    ).tune(9, 1)
     assert study.best_params == {"x": 1.0} and study.best_value == pytest.approx(11.0)
+    assert len(study.trials) == 3 and "the sampler has nothing left to try\n" in capsys.readouterr().out
     assert sorted(trial.value for trial in study.trials) == pytest.approx([11, 21, 31])
 
 
