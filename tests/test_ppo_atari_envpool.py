@@ -314,12 +314,13 @@ def test_core_4_the_optimizer_sees_the_learning_rate_fall(file, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(7200)
+@pytest.mark.timeout(14400)
 def test_learns_pong(file, tmp_path):
-    """Random play loses with -20.7; one run of these flags on an H200 stood at -17.0 after 150k steps and -15.3 after 200k.
-    One on a CPU was still at -20.1 after 200k, and failed here: how far luck goes with these flags is not known yet."""
+    """Random play loses with -20.7, and luck goes far with these flags. Over their last 20 games, five seeds on an H200 stood
+    at -4.2, -9.7, -13.9, -7.7 and -12.9 after 300k steps, and one on that machine's CPU at -16.1; they had left -19 for good
+    between 115k and 213k. An earlier run on another CPU was still at -20 after 270k. None went on to 400k."""
     batch = ("--num-pools", 1, "--num-envs", 16, "--num-steps", 32, "--num-minibatches", 8, "--update-epochs", 4)
     flags = (*batch, "--learning-rate", 0.0007, "--no-anneal-lr", "--gae-lambda", 0.9)
-    train(file, tmp_path, "--env-id", "Pong-v5", *flags, "--total-timesteps", 200_000)
+    train(file, tmp_path, "--env-id", "Pong-v5", *flags, "--total-timesteps", 400_000)
     returns = [value for _, value in scalars(only_run(tmp_path))["charts/episodic_return"]]
     assert np.mean(returns[-20:]) > -18
