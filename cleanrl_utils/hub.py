@@ -8,6 +8,7 @@ curves, a video and a model card. pull makes a run's folder of such a repository
 Nothing that was fetched is ever run: a policy comes from our own file in cleanrl/ of the same name.
 """
 
+import importlib.util
 import json
 import os
 import re
@@ -27,8 +28,10 @@ from cleanrl_utils import enjoy
 from cleanrl_utils.events import read_events
 
 LIMIT = 2**28  # bytes: larger files are neither pushed nor pulled; our largest weights have a tenth of that
-WANTED = re.compile(r"run\.json|eval\.json|model\.safetensors|README\.md|curve\.png|(replay|learning)\.mp4")
-WANTED_TOO = re.compile(r"events\.out\.tfevents\.[\w.-]+|[\w-]+\.py|[\w-]+\.cleanrl_model")
+WANTED = re.compile(
+    r"README\.md|run\.json|eval\.json|model\.safetensors|curve\.png|replay\.mp4|learning\.mp4|"
+    r"events\.out\.tfevents\.[\w.-]+|[\w-]+\.py|[\w-]+\.cleanrl_model"
+)
 
 # How the public project calls its weights, and we: the part of the checkpoint, and names where they differ.
 FROM_MLP = {"network.0": "hidden1", "network.2": "hidden2"}
@@ -73,7 +76,13 @@ class Pull:
 def repo_name(env_id, exp_name, seed):
     """The name that the public project gives, in the letters that the Hub takes."""
     name = re.sub(r"[^A-Za-z0-9._-]", "-", f"{env_id}-{exp_name}-seed{seed}")
-    return re.sub(r"([.-])[.-]+", r"\1", name).strip(".-")[:96]
+    return re.sub(r"([.-])[.-]+", r"\1", name).strip(".-")
+
+
+def need_extra():
+    missing = [name for name in ("huggingface_hub", "matplotlib", "safetensors") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise SystemExit(f"{', '.join(missing)} is not installed: install the extra hub of pyproject.toml")
 
 
 def one_line(what, error):
@@ -211,6 +220,7 @@ def write_card(folder, repo_id, about, evaluation, returns, source_note, default
 
 def push(run_folder, hf_entity, private=False, episodes=10, file=None, env_id=None):
     """Share a run; returns the address. The repository changes in one commit, or not at all."""
+    need_extra()
     from huggingface_hub import HfApi
     from huggingface_hub.utils import disable_progress_bars
 
@@ -279,21 +289,19 @@ def last_evaluation(run_folder, checkpoint_path, weights):
     replay = newest_replay(run_folder)
     if replay is None or replay.stat().st_mtime < checkpoint_path.stat().st_mtime or not (run_folder / "eval.json").exists():
         return None
-    evaluation = json.loads((run_folder / "eval.json").read_text())
-    return evaluation if evaluation["global_step"] == int(weights.get("global_step", 0)) else None
+    try:
+        evaluation = json.loads((run_folder / "eval.json").read_text())
+        return evaluation if evaluation["global_step"] == int(weights.get("global_step", 0)) else None
+    except (ValueError, KeyError):
+        return None
 
 
 def check_names_and_sizes(repo_id, files):
     """The files to fetch; a repository that has none of ours, or tries tricks, is refused as a whole."""
     for name in files:
-        if (
-            name.startswith(("/", "~"))
-            or {"..", "."} & set(re.split(r"[/\\]", name))
-            or "\\" in name
-            or not name.isprintable()
-        ):
+        if name.startswith(("/", "~")) or {".", ".."} & {*name.split("/")} or "\\" in name or not name.isprintable():
             raise SystemExit(f"refused {repo_id}: it has a file named {name!r}")
-    wanted = {name: size for name, size in files.items() if WANTED.fullmatch(name) or WANTED_TOO.fullmatch(name)}
+    wanted = {name: size for name, size in files.items() if WANTED.fullmatch(name)}
     for name, size in wanted.items():
         if size is None or size > LIMIT:
             raise SystemExit(f"refused {repo_id}: {name} has {size or 'unknown'} bytes, more than {LIMIT >> 20} MiB")
@@ -306,6 +314,7 @@ def check_names_and_sizes(repo_id, files):
 
 def pull(repository, into=Path("runs")):
     """The folder of a run, made from a repository on the Hub: all of it, or none."""
+    need_extra()
     from huggingface_hub import HfApi, hf_hub_download
     from huggingface_hub.utils import disable_progress_bars
 

@@ -310,6 +310,13 @@ def test_entities_and_repositories_that_are_not_there(run, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_without_the_extra(run, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    for use in (lambda: hub.push(run, "me"), lambda: hub.pull(NAME, tmp_path)):
+        with pytest.raises(SystemExit, match="safetensors is not installed: install the extra hub"):
+            use()
+
+
 def test_a_file_that_vanishes_leaves_nothing(repo, tmp_path, monkeypatch):
     real = Hub.of_repo
     gone = lambda self, kind, repo, rest: self.answer(404) if rest[-1:] == ["run.json"] else real(self, kind, repo, rest)  # noqa: E731
