@@ -43,8 +43,8 @@ def compare(sides, window):
     told = {"sides": labels, "env_ids": env_ids, "shared": shared, "rows": rows, "window": window, "counting": counting}
     told["overall"] = sum_up(labels, shared, counting, finals, window)
     told["curves"] = {name: draw_curves(told, sides, column) for name, column in AXES.items()}
-    told["overall_curves"] = {name: draw_overall(told, column) for name, column in AXES.items()}
-    return told
+    overall_curves = {name: draw_overall(told, column) for name, column in AXES.items()}
+    return told | {"overall_curves": overall_curves if all(overall_curves.values()) else None}
 
 
 def judge(base, other, base_label):
@@ -133,8 +133,9 @@ def draw_overall(told, column):
         return None
     runs = [run for env_id in told["shared"] for of_side in counting[env_id].values() for run in of_side]
     grid = np.linspace(0, min(reach(run, column) for run in runs), POINTS // 2)
-    first = max(run.rows[0, column] for run in runs)
-    grid = grid[grid >= first]
+    grid = grid[grid >= max(run.rows[0, column] for run in runs)]
+    if not len(grid):  # a run was over before another had an episode
+        return None
     drawn = {}
     for label in told["sides"]:
         scaled = []
@@ -169,6 +170,14 @@ def table(told):
         compared = [span(row["difference"], row["interval"]), row["verdict"]] if "verdict" in row else ["", ""]
         lines.append([row["environment"], row["side"], str(row["seeds"]), final, *compared])
     return header, lines
+
+
+def align(header, lines):
+    """The lines of a table as text."""
+    widths = [max(map(len, column)) for column in zip(header, *lines, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in (header, *lines)
+    ]
 
 
 def overall_table(told):
@@ -260,13 +269,23 @@ def write_markdown(path, told, notes, differences):
     path.write_text("\n\n".join(filter(None, parts)) + "\n", encoding="utf-8")
 
 
-def write_csv(path, sides, window):
+def write_csv(path, told):
+    """The table of final returns."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow("environment side seeds mean std difference low high in_words".split())
+        for row in told["rows"]:
+            low, high = row.get("interval") or (None, None)
+            values = (row["mean"], row["std"], row.get("difference"), low, high)
+            values = ["" if value is None else f"{value:.6g}" for value in values]
+            rows.writerow([row["environment"], row["side"], row["seeds"], *values, row.get("verdict", "")])
+
+
+def write_runs(path, sides, window):
     """One row for each run, those that do not count too."""
     with path.open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
-        rows.writerow(
-            ["environment", "side", "seed", "final_return", "episodes", "steps", "seconds", "counts", "why_not", "run"]
-        )
+        rows.writerow("environment side seed final_return episodes steps seconds counts why_not run".split())
         for label, runs in sides.items():
             for run in runs:
                 final = f"{run.final(window):.6g}" if len(run.rows) else ""

@@ -43,7 +43,7 @@ def make_charts(told):
         lines = [dict(zip(("mean", "low", "high"), map(shorten, curves), strict=True)) for curves in drawn]
         return {"x": x, "from": float(grid[0]), "to": float(grid[-1]), "sides": [line | {"runs": []} for line in lines]}
 
-    if overall["steps"]:
+    if overall:
         axes = {name: without_runs(name, grid, drawn.values()) for name, (grid, drawn) in overall.items()}
         title = f"{len(told['shared'])} environments: interquartile mean score"
         charts.append({"title": title, "y": "score", "axes": axes})

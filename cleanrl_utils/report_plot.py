@@ -1,6 +1,10 @@
-"""The plot of rlops: each environment over steps and over time, scores over all of them, performance profile, intervals."""
+"""The plot of rlops: environments over steps and over time, scores over all, performance profile, intervals, and the table."""
+
+import warnings
 
 import numpy as np
+
+from cleanrl_utils.report import align, table
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")  # also for the colour-blind
 ACROSS = 4
@@ -22,10 +26,11 @@ def plot(told, path):
 
     curves, overall, names = told["curves"], told["overall_curves"], {"steps": "environment steps", "time": "seconds"}
     panels = [(env_id, axis) for env_id in curves["steps"] for axis in names]
-    panels += [("all", axis) for axis in names if overall["steps"]]
+    panels += [("all", axis) for axis in names if overall]
     panels += ["profile", "intervals"] if told["overall"] else []
     down = -(-len(panels) // ACROSS)
-    figure, axes = plt.subplots(down, ACROSS, figsize=(4 * ACROSS, 3 * down + 0.6), squeeze=False, layout="constrained")
+    size = (4 * ACROSS, 3 * down + 0.9 + 0.15 * len(told["rows"]))
+    figure, axes = plt.subplots(down, ACROSS, figsize=size, squeeze=False, layout="constrained")
     for axis in axes.flat[len(panels) :]:
         axis.remove()
     for panel, axis in zip(panels, axes.flat, strict=False):
@@ -52,7 +57,11 @@ def plot(told, path):
             axis.xaxis.set_major_formatter(lambda n, _: f"{n / 1e6:g}M" if n >= 1e6 else f"{n / 1000:g}k" if n else "0")
     handles = [plt.Line2D([], [], color=colour(i)) for i in range(len(told["sides"]))]
     figure.legend(handles, [literal(label) for label in told["sides"]], loc="outside upper center", ncols=4, frameon=False)
-    figure.savefig(path, dpi=110)
+    lines = [literal(line) for line in align(*table(told))]
+    figure.supxlabel("\n".join(lines), x=0.01, ha="left", family="monospace", fontsize=9)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # in a name of another script
+        figure.savefig(path, dpi=110)
     plt.close(figure)
 
 

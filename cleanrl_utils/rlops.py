@@ -3,9 +3,9 @@
     python -m cleanrl_utils.rlops --exp-name ppo --tags v1 v2 --report
     python -m cleanrl_utils.rlops --filters 'ppo?tag=v1' 'ppo?norm_adv=False&cl=not normalized' --env-ids CartPole-v1
 
-The first side is what the others are compared with. Writes compare.png, compare.md and compare.csv, and with --report the
-page compare.html, which needs nothing but itself. Runs come from the folders in --runs, or from Weights & Biases where its
-project is named.
+The first side is what the others are compared with. Writes compare.png, compare.md, compare.csv and compare-runs.csv, and with
+--report the page compare.html, which needs nothing but itself. Runs come from the folders in --runs, or from Weights & Biases
+where its project is named.
 """
 
 import importlib.util
@@ -274,12 +274,6 @@ def collect(args):
     return found, problems
 
 
-def print_table(header, lines):
-    widths = [max(map(len, column)) for column in zip(header, *lines, strict=True)]
-    for line in [header, *lines]:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-
-
 def main(args):
     if args.metric_last_n_average_window < 1:
         raise SystemExit("--metric-last-n-average-window must be at least 1")
@@ -301,22 +295,23 @@ def main(args):
     told = report.compare(sides, args.metric_last_n_average_window)
     notes, differences = report.list_notes(sides, problems), report.list_differences(sides)
 
-    written = [output.with_suffix(kind) for kind in (output.suffix, ".md", ".csv", *([".html"] if args.report else []))]
+    written = [output, *map(output.with_suffix, (".md", ".csv")), output.with_name(f"{output.stem}-runs.csv")]
+    written += [output.with_suffix(".html")] if args.report else []
     try:
         plot(told, written[0])
         report.write_markdown(written[1], told, notes, differences)
-        report.write_csv(written[2], sides, told["window"])
+        report.write_csv(written[2], told)
+        report.write_runs(written[3], sides, told["window"])
         if args.report:
-            write_page(written[3], told, sides, notes, differences)
+            write_page(written[4], told, sides, notes, differences)
     except OSError as error:
         raise SystemExit(f"cannot write {error.filename or output}: {error.strerror}") from None
 
     header, lines = report.table(told)
-    print_table(header[:-1], [line[:-1] for line in lines])  # the words follow
-    print("\n" + report.scale_words(told))
-    if told["overall"]:
-        print_table(*report.overall_table(told))
-    print("\n" + "\n".join(report.sentences(told)))
+    said = report.align(header[:-1], [line[:-1] for line in lines])  # the words follow
+    said += ["", report.scale_words(told)]
+    said += report.align(*report.overall_table(told)) if told["overall"] else []
+    print("\n".join([*said, "", *report.sentences(told)]))
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     print(f"\nwritten: {', '.join(map(str, written))}")

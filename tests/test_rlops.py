@@ -43,7 +43,7 @@ def make_run(
     writer = EventFileWriter(str(run))
     writer.add_event(Event(wall_time=start, step=1, session_log=SessionLog(status=SessionLog.START)))
     scalars = [(step, "charts/SPS", 1000) for step in range(500, until + 1, 500)]
-    steps = np.linspace(10, until, len(returns)).astype(int) if len(returns) else ()
+    steps = np.linspace(until, 10, len(returns)).astype(int)[::-1]
     scalars += zip(steps, ["charts/episodic_return"] * len(returns), returns, strict=True)
     for step, tag, value in sorted(scalars, key=lambda x: x[0]):
         value = Summary.Value(tag=tag, simple_value=float(value))
@@ -112,7 +112,13 @@ def test_a_worse_side_is_told_apart_and_the_same_is_not(two_sides):
     same = re.search(r"ppo v3 - ppo v1 = (\S+) \[(\S+), (\S+)\]: within the noise; if it is real, (.*)$", done.stdout, re.M)
     assert same and float(same[2]) < 0 < float(same[3]) and "seeds a side would settle it" in same[4]
     assert (two_sides / "compare.png").read_bytes().startswith(b"\x89PNG") and not (two_sides / "compare.html").exists()
-    rows = read_csv(two_sides / "compare.csv")
+    row = read_csv(two_sides / "compare.csv")[1]
+    assert (row["environment"], row["side"], row["seeds"]) == ("CartPole-v1", "ppo v2", "5")
+    assert [float(row[name]) for name in ("mean", "std", "difference", "low", "high")] == pytest.approx(
+        [52, 2**0.5, -50, -52.306, -47.694], abs=1e-3
+    )
+    assert row["in_words"] == "worse than ppo v1, outside the noise"
+    rows = read_csv(two_sides / "compare-runs.csv")
     assert [(row["side"], row["seed"], row["counts"]) for row in rows[:2]] == [("ppo v1", "1", "yes"), ("ppo v1", "2", "yes")]
     assert float(rows[0]["final_return"]) == pytest.approx(100) and len(rows) == 15
 
@@ -125,7 +131,7 @@ def test_the_known_command_and_the_later_form_say_the_same(two_sides):
     later = rlops(two_sides, "--filters", "ppo?tag=v1", "ppo?tag=v2", "--output-filename", "later.png")
     assert known.returncode == later.returncode == 0, known.stderr + later.stderr
     assert (two_sides / "known.md").read_text() == (two_sides / "later.md").read_text()
-    assert known.stdout.endswith("written: known.png, known.md, known.csv, known.html\n")
+    assert known.stdout.endswith("written: known.png, known.md, known.csv, known-runs.csv, known.html\n")
     assert (two_sides / "known.html").stat().st_size > 20_000
 
 
@@ -135,7 +141,7 @@ def test_filters_take_flags_captions_and_common_parts(tmp_path):
     sides = ["ppo?norm-adv=True&cl=on", "ppo?norm_adv=False"]
     done = rlops(tmp_path, "--filters", "?ceik=env_id&cen=exp_name&metric=charts/SPS", *sides)
     assert done.returncode == 0, done.stderr
-    rows = {(row["side"], row["seed"]): row["final_return"] for row in read_csv(tmp_path / "compare.csv")}
+    rows = {(row["side"], row["seed"]): row["final_return"] for row in read_csv(tmp_path / "compare-runs.csv")}
     assert set(rows) == {("on", "1"), ("on", "2"), ("ppo norm_adv=False", "1"), ("ppo norm_adv=False", "2")}
     assert set(rows.values()) == {"1000"}  # the metric that was asked for
     assert "| norm_adv | True | False |" in (tmp_path / "compare.md").read_text()
@@ -176,7 +182,7 @@ def test_every_run_that_does_not_count_is_named(two_sides):
     page, table = (two_sides / "compare.html").read_text(), (two_sides / "compare.md").read_text()
     for name in ("short", "empty", "diverged", "first-try", "broken", "few", "unreadable", "no-run"):
         assert name in page and name in table, name
-    assert {row["run"] for row in read_csv(two_sides / "compare.csv") if row["counts"] == "no"} == {
+    assert {row["run"] for row in read_csv(two_sides / "compare-runs.csv") if row["counts"] == "no"} == {
         "short", "empty", "diverged", "first-try",
     }  # fmt: skip
 
@@ -189,6 +195,17 @@ def test_a_single_seed_is_no_proof(tmp_path):
     make_sides(tmp_path / "runs", {"v1": [100], "v2": [50, 51]})
     done = rlops(tmp_path, "--exp-name", "ppo", "--tags", "v1", "v2")
     assert "ppo v2 - ppo v1 = -49.50: a single seed shows no noise: add 2 or more" in done.stdout
+
+
+def test_runs_of_a_single_episode_are_enough(tmp_path):
+    for env_id, step in (("CartPole-v1", TOTAL), ("Acrobot-v1", 10)):
+        for tag in ("v1", "v2"):
+            run = make_run(tmp_path / "runs", 1, [7], tags=[tag], env_id=env_id, name=f"{env_id} {tag}", until=step)
+            text = (run / "run.json").read_text().replace(f'"total_timesteps": {TOTAL}', f'"total_timesteps": {step}')
+            (run / "run.json").write_text(text)
+    done = rlops(tmp_path, "--exp-name", "ppo", "--tags", "v1", "v2", "--report")
+    assert done.returncode == 0 and done.stdout.count("a single seed shows no noise") == 3, done.stderr
+    assert done.stderr.count("has only 1 episodes") == 4 == done.stderr.count("\n")
 
 
 def test_sides_without_a_run_that_counts_are_said_so(tmp_path):
@@ -322,7 +339,7 @@ def test_weights_and_biases_through_its_own_client(tmp_path):
     words = "--exp-name ppo --tags v1 v2 --wandb-project-name cleanrl --wandb-entity us --env-ids CartPole-v1 --report".split()
     try:
         whole = start(tmp_path, *words, "--scan-history", **here)
-        rows = read_csv(tmp_path / "compare.csv")
+        rows = read_csv(tmp_path / "compare-runs.csv")
         sampled = start(tmp_path, *words, "--output-filename", "sampled.png", **here)
     finally:
         server.shutdown()
@@ -333,7 +350,7 @@ def test_weights_and_biases_through_its_own_client(tmp_path):
     assert "ppo v2 - ppo v1 = -50.00" in whole.stdout and "worse than ppo v1, outside the noise" in whole.stdout
     assert "note: ppo v2: run v29 is crashed, at step 9,000 of 20,000: left out" in whole.stderr
     assert [row["episodes"] for row in rows] == ["300"] * 7 and rows[0]["final_return"] == "100"
-    assert {row["episodes"] for row in read_csv(tmp_path / "sampled.csv")} == {"30"}
+    assert {row["episodes"] for row in read_csv(tmp_path / "sampled-runs.csv")} == {"30"}
     links = [attrs["href"] for tag, attrs in Tags((tmp_path / "compare.html").read_text()).found if tag == "a"]
     assert links[0] == f"http://127.0.0.1:{server.server_port}/us/cleanrl/runs/v10" and len(links) == 7
 
@@ -362,7 +379,7 @@ def test_60_runs_of_a_million_steps(tmp_path):
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0 and done.stderr == "", done.stderr
     assert done.stdout.count("ppo v2 - ppo v1 = 0.00 [0.00, 0.00]: the same as ppo v1") == 4
-    assert read_csv(tmp_path / "compare.csv")[0]["episodes"] == str(3 * 1953)
+    assert read_csv(tmp_path / "compare-runs.csv")[0]["episodes"] == str(3 * 1953)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 30  # of one core: others may be busy here
     assert after.ru_maxrss < 1e6  # KB, of each of its processes
 
@@ -413,7 +430,7 @@ def test_hostile_runs_bring_no_tags_and_no_control_characters(tmp_path):
     make_hostile(tmp_path / "runs")
     done = rlops(tmp_path, "--filters", "ppo?tag=v1", f"ppo?tag=v2&cl={HOSTILE.replace('&', '')}", "--report")
     assert done.returncode == 0, done.stderr
-    page, table, rows = ((tmp_path / f"compare.{kind}").read_text() for kind in ("html", "md", "csv"))
+    page, table, rows = ((tmp_path / f"compare{kind}").read_text() for kind in (".html", ".md", "-runs.csv"))
     assert "\x1b" not in done.stdout + done.stderr + page + table + rows
     tags = Tags(page).found
     assert [attrs.get("type") for tag, attrs in tags if tag == "script"] == ["application/json", None]
