@@ -325,7 +325,12 @@ def check(args):
 
 
 def make_backend(args, journal):
-    environment = os.environ | child_environment(args)
+    added = child_environment(args)
+    if args.backend == "aws-batch":
+        from cleanrl_utils.benchmark_aws import AwsBatch
+
+        return AwsBatch(args, added, journal)
+    environment = os.environ | added
     if args.backend == "slurm":
         from cleanrl_utils.benchmark_slurm import Slurm
 

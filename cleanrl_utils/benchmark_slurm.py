@@ -5,6 +5,7 @@ finds them again.
 """
 
 import math
+import re
 import shlex
 import shutil
 import subprocess
@@ -88,10 +89,9 @@ class Slurm:
             "output": args.folder / "slurm-%A_%a.out",
             "seeds": f"({' '.join(map(str, seeds))})",
         }
-        script = self.template
-        for name, value in fields.items():
-            script = script.replace("{{" + name + "}}", str(value))
-        return script
+        if unknown := set(re.findall(r"{{(\w+)}}", self.template)) - set(fields):
+            raise SystemExit(f"{args.slurm_template_path} has fields that are not known: {', '.join(sorted(unknown))}")
+        return re.sub(r"{{(\w+)}}", lambda field: str(fields[field[1]]), self.template)
 
     def submit(self, runs):
         self.jobs |= {run: run.job for run in runs if run.job}  # an earlier runner sent them

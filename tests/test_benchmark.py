@@ -6,15 +6,18 @@ import os
 import pty
 import random
 import re
+import shlex
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
+import tyro
 
 from cleanrl_utils import benchmark, benchmark_task
 from tests.harness import PPO, ROOT, about, scalars
@@ -290,21 +293,22 @@ def test_runner_killed_again_and_again(here):
     assert processes_here() == []
 
 
-def test_a_process_that_lives_on_is_never_joined(here):
-    """If all that watches over a run is killed at once, its own process may live on; whoever comes next sees its lock."""
-    log = here / f"{benchmark_task.name_of(['python', 'fork.py'])}.log"
-    alive = "os.setsid(); print('alive', flush=True); time.sleep(4); print('over', flush=True)"
+def test_what_lives_on_without_a_watcher_is_ended_first(here):
+    """If all that watches over a run is killed at once, its own processes may live on; whoever comes next sees their lock."""
+    log, command = here / f"{benchmark_task.name_of(['python', 'fork.py'])}.log", ["--in", here, "python", "fork.py"]
+    alive = "os.setsid(); print('alive', flush=True); time.sleep(60); print('over', flush=True)"
     Path("fork.py").write_text(f"import os, time\nif os.fork():\n    time.sleep(2)\nelse:\n    {alive}")
-    assert subprocess.run([*benchmark_task.START, "--in", here, "python", "fork.py"]).returncode == 0
-    assert "alive" in log.read_text() and "over" not in log.read_text()  # that process is in no group of ours
-    Path("fork.py").write_text("print('second')")
-    assert subprocess.run([*benchmark_task.START, "--in", here, "python", "fork.py"]).returncode == 0
-    lines = log.read_text().splitlines()
-    assert lines.index("alive") < lines.index("over") < lines.index("second")
-    with log.open("ab") as file, pytest.raises(SystemExit, match="another process is still at this run"):
-        benchmark_task.lock(file)
-        with log.open("ab") as other:
-            benchmark_task.lock(other, patience=1)
+    assert subprocess.run([*benchmark_task.START, *command]).returncode == 0
+    assert "alive" in log.read_text() and len(processes_here()) == 1  # that process is in no group of ours
+    Path("fork.py").write_text("import time; print('second', flush=True); time.sleep(3)")
+    second = subprocess.Popen([*benchmark_task.START, *command])
+    wait_for(lambda: "second" in log.read_text())
+    assert "over" not in log.read_text() and len(processes_here()) == 2, "the second, and its watcher"
+    with pytest.raises(SystemExit, match="another process is still at this run"), log.open("ab") as file:
+        benchmark_task.lock(file, patience=1)
+    assert second.wait() == 0, "what is watched over is left alone"
+    with log.open("ab") as file:
+        assert benchmark_task.lock(file, patience=1) is None
 
 
 def test_journal_survives_a_line_cut_short(tmp_path):
@@ -397,6 +401,37 @@ def test_figures_from_a_bar(tmp_path):
     assert benchmark_task.progress(log) == (0.45, 0.4, None)
     log.write_text("$ x\n 45%|# | 450/1.00k [07:00<00:52, 2.50s/step]\nexit code 1 after 3 s\n$ x\n")
     assert benchmark_task.progress(log) == (None, None, None), "that was another attempt"
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "benchmark").glob("*.sh")), ids=lambda file: file.stem)
+def test_published_commands(file):
+    """What the runner is asked for are the runs in results/; every plot has its commands."""
+    text, algorithm = file.read_text(), file.stem.removesuffix("_plot")
+    if file.stem.endswith("_plot"):
+        assert (
+            f"python results/report.py {algorithm}\n" in text
+            and (ROOT / "docs" / "rl-algorithms" / f"{algorithm}.png").exists()
+        )
+        return
+    if "cleanrl_utils.benchmark" not in text:
+        assert "python cleanrl/" in text, "side by side on a GPU, by hand"
+        return
+    flags = shlex.split(text.split("cleanrl_utils.benchmark", 1)[1].split('"$@"')[0].replace("\\\n", " "))
+    args = tyro.cli(benchmark.Args, args=flags)
+    benchmark.check(args)
+    planned = {f"{(run.env_id or 'Taxi-v4')}__{run.seed}" for run in benchmark.plan(args)}
+    assert len(planned) == args.num_seeds * max(1, len(args.env_ids)) and args.command[0].startswith(
+        f"python cleanrl/{algorithm}.py"
+    )
+    if (published := ROOT / "results" / algorithm / "runs.json").exists():
+        assert set(json.loads(published.read_text())) <= planned
+
+
+def test_every_plot_has_its_commands():
+    pages = "".join(page.read_text() for page in (ROOT / "docs" / "rl-algorithms").glob("*.md"))
+    shown = set(re.findall(r"\((\w+)\.png\)", pages))
+    assert {"ppo", "dqn"} <= shown
+    assert [name for name in shown if not (ROOT / "benchmark" / f"{name}_plot.sh").exists()] == []
 
 
 def test_ppo_is_cut_and_goes_on(here):
@@ -564,6 +599,9 @@ def test_slurm_template_with_the_known_fields(slurm):
 
 
 def test_slurm_that_refuses_is_one_line(slurm):
+    Path("odd.slurm").write_text("#!/bin/bash\n#SBATCH --partition={{partition}}\n{{command}}\n")
+    odd = bench("python walk.py", "--slurm-template-path", "odd.slurm", *slurm)
+    assert odd.returncode == 1 and odd.stderr == "odd.slurm has fields that are not known: partition\n"
     done = bench("python walk.py", "--num-seeds", 1, "--slurm-gpus-per-task", 1, *slurm)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("Slurm does not take the job: ") and not list(Path("runs").glob("*/run.json"))
@@ -594,7 +632,7 @@ def test_ray_node_killed_in_mid_run(ray_cluster, program):
     assert runner.returncode == 0, complaints
     assert len(re.findall(r"retrying .*: Ray: ", said)) == 1 and "2 of 2 done" in said
     folders = [path.parent for path in Path("runs").glob("*/run.json")]
-    assert len(folders) == 2 and processes_here() == []
+    assert len(folders) == 2 and not [line for line in processes_here() if "walk.py" in line or "sleep(300)" in line]
     resumed = [log for path in Path("runs/benchmark").glob("*.log") if "--resume" in (log := path.read_text())]
     assert len(resumed) == 1
     if program == "walk":
@@ -614,7 +652,7 @@ def test_ray_of_its_own_and_ctrl_c(here):
     runner.send_signal(signal.SIGINT)
     _, said = runner.communicate(timeout=60)
     assert runner.returncode == 128 + signal.SIGINT and said.splitlines()[-1].startswith("stopped by SIGINT")
-    assert not [line for line in processes_here() if "walk.py" in line] and count("cut") == 2
+    assert not [line for line in processes_here() if "walk.py" in line or "sleep(300)" in line] and count("cut") == 2
     assert subprocess.run(command, capture_output=True).returncode == 0
     folders = [path.parent for path in Path("runs").glob("*/run.json")]
     assert sorted(check_steps(folder, 30) for folder in folders) == [1, 2, 2]
@@ -624,3 +662,114 @@ def test_ray_that_is_not_there_is_one_line(here):
     pytest.importorskip("ray", reason="needs the extra cluster")
     done = bench("python walk.py", "--backend", "ray", "--ray-address", "127.0.0.1:1")
     assert done.returncode == 1 and "cannot reach Ray at 127.0.0.1:1" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.fixture
+def aws(here, monkeypatch):
+    """moto's server with a bucket, a job queue and a job definition. It takes Batch's jobs, and runs none of them."""
+    boto3 = pytest.importorskip("boto3", reason="needs the extra cluster")
+    pytest.importorskip("moto", reason="needs the extra dev")
+    url = f"http://127.0.0.1:{free_port()}"
+    command = [sys.executable, "-m", "moto.server", "-p", url.rsplit(":")[-1]]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/")
+    names = dict(AWS_DEFAULT_REGION="us-east-1", AWS_ACCESS_KEY_ID="x", AWS_SECRET_ACCESS_KEY="x", AWS_ENDPOINT_URL=url)
+    for name, value in names.items():
+        monkeypatch.setenv(name, value)
+
+    def ask(path, **settings):
+        headers = {"Content-Type": "application/json"}
+        with contextlib.suppress(OSError):
+            return urllib.request.urlopen(urllib.request.Request(url + path, headers=headers, **settings)).read()
+
+    try:
+        wait_for(lambda: ask("/moto-api/"))
+        ask("/moto-api/config", method="POST", data=json.dumps({"batch": {"use_docker": False}}).encode())
+        role = boto3.client("iam").create_role(RoleName="role", AssumeRolePolicyDocument="{}")["Role"]["Arn"]
+        batch, s3 = boto3.client("batch"), boto3.client("s3")
+        s3.create_bucket(Bucket="bucket")
+        where = dict(computeEnvironmentName="machines", type="UNMANAGED", state="ENABLED", serviceRole=role)
+        machines = batch.create_compute_environment(**where)["computeEnvironmentArn"]
+        order = [{"order": 1, "computeEnvironment": machines}]
+        batch.create_job_queue(jobQueueName="queue", state="ENABLED", priority=1, computeEnvironmentOrder=order)
+        container = {"image": "cleanrl", "vcpus": 1, "memory": 1024}
+        batch.register_job_definition(jobDefinitionName="cleanrl", type="container", containerProperties=container)
+        yield batch, s3
+    finally:
+        server.terminate()
+        server.wait(timeout=30)
+
+
+def container(batch, job, index, folder, program="walk.py"):
+    """What AWS Batch does with a place in an array: the job's command, in its environment, in a file system of its own."""
+    (told,) = batch.describe_jobs(jobs=[job])["jobs"]
+    environment = {item["name"]: item["value"] for item in told["container"]["environment"]}
+    folder.mkdir()
+    shutil.copy(program, folder)
+    environment |= {"AWS_BATCH_JOB_ARRAY_INDEX": str(index)}
+    return subprocess.Popen(told["container"]["command"], cwd=folder, env=os.environ | environment)
+
+
+def test_aws_array_job_with_logs_and_checkpoints_on_s3(aws):
+    """The jobs as submitted are run for real; one machine is taken back and one dies in mid-run; both runs go on elsewhere."""
+    batch, s3 = aws
+    names = ("--aws-job-queue", "queue", "--aws-job-definition", "cleanrl", "--aws-s3", "s3://bucket/mine")
+    flags = ("--env-ids", "A-v0", "--num-seeds", 3, "--backend", "aws-batch", *names, "--aws-sync-interval", 0.5)
+    command = words("python walk.py --steps 40 --delay 0.1", *flags)
+    sent = subprocess.run([*command, "--no-wait"], capture_output=True, text=True)
+    assert sent.returncode == 3, sent.stderr
+    assert "AWS Batch: SUCCEEDED" in sent.stdout, "moto says so of all jobs and runs none: S3 knows better"
+    jobs = [e["job"] for e in events() if e["event"] == "submitted"][:3]
+    array = jobs[0].split(":")[0]
+    assert jobs == [f"{array}:{index}" for index in range(3)]
+    (told,) = batch.describe_jobs(jobs=[array])["jobs"]
+    assert told["arrayProperties"]["size"] == 3 and told["container"]["command"][:3] == [
+        "python",
+        "-m",
+        "cleanrl_utils.benchmark_aws",
+    ]
+    environment = {item["name"]: item["value"] for item in told["container"]["environment"]}
+    assert environment["OMP_NUM_THREADS"] == "1" and environment["AWS_ENDPOINT_URL"].startswith("http://127.0.0.1:")
+
+    keys = lambda: {found["Key"] for found in s3.list_objects_v2(Bucket="bucket")["Contents"]}  # noqa: E731
+    first = [container(batch, array, index, Path(f"machine-{index}")) for index in range(3)]
+    wait_for(lambda: sum(key.endswith("/checkpoint.pt") for key in keys()) == 3)
+    first[0].send_signal(signal.SIGTERM)  # AWS wants its machine back
+    subprocess.run(["kill", "-9", *children_of(first[1].pid)], check=True)  # and this one is just gone
+    first[1].kill()
+    assert first[0].wait(timeout=30) != 0 and first[1].wait() == -signal.SIGKILL and first[2].wait(timeout=60) == 0
+    for index in (0, 1):
+        again = container(batch, array, index, Path(f"another-{index}"))
+        assert again.wait(timeout=60) == 0
+        made = next(Path(f"another-{index}").glob("runs/*/steps.txt")).read_text().splitlines()
+        assert int(made[-1].split()[1]) == 40 and len({line.split()[0] for line in made}) == 2, "resumed from S3"
+    assert not [key for key in keys() if key.endswith(".tmp")]
+
+    Path("runs/benchmark/journal.jsonl").write_text(  # as it is with an AWS that runs what it takes
+        "".join(json.dumps({"run": e["run"], "event": "submitted", "job": e["job"]}) + "\n" for e in events()[:3])
+    )
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "3 of 3 done" in done.stdout and count("done") == 3 and count("submitted") == 3
+    for seed in (1, 2, 3):
+        (folder,) = Path("runs").glob(f"A-v0__walk__{seed}__*")
+        assert (folder / "checkpoint.pt").read_text() == "40" and (folder / "steps.txt").exists()
+        (log,) = Path("runs/benchmark").glob(f"A-v0__walk__{seed}__*.log")
+        assert re.search(r"exit code 0 after [\d.]+ s\n$", log.read_text())
+
+
+def children_of(pid):
+    """All processes below one, as words for kill."""
+    below = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return below + [word for child in below for word in children_of(child)]
+
+
+def test_aws_mistakes_are_one_line(aws):
+    given = ["--aws-job-queue", "queue", "--aws-job-definition", "cleanrl"]
+    for flags, why in (
+        (given, "--backend aws-batch needs --aws-s3"),
+        ([*given, "--aws-s3", "bucket"], "--aws-s3 must look like s3://bucket/prefix"),
+        ([*given, "--aws-s3", "s3://none/x"], "cannot use s3://none/x: "),
+        ([*given, "--aws-s3", "s3://bucket", "--aws-job-queue", "no"], "Job queue no does not exist"),
+    ):
+        done = bench("python walk.py", "--backend", "aws-batch", *flags)
+        assert done.returncode == 1 and len(done.stderr.splitlines()) == 1 and why in done.stderr
