@@ -21,7 +21,6 @@ import os
 import platform
 import subprocess
 import time
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from importlib.metadata import distributions
 from pathlib import Path
@@ -286,7 +285,43 @@ if __name__ == "__main__":
     is_first, is_last = np.array([[True], [False]]).repeat(args.num_envs, 1)  # whether obs starts, or ends, an episode
     due = lambda every: global_step // every - (global_step - args.num_envs) // every  # noqa: E731  times in the last step
     optimizer.param_groups[0]["capturable"] = device.type == "cuda"  # also after a restore
-    seen, batch, act_graph, learn_graph = torch.zeros(obs.shape, dtype=torch.uint8, device=device), None, None, None
+    seen, batch, losses = torch.zeros(obs.shape, dtype=torch.uint8, device=device), None, {}
+
+    def recorded(function):
+        """On a GPU: a function's work there, recorded after a first call that warms up, and replayed: started faster."""
+        if device.type != "cuda" or not args.compile:
+            return function
+        graph, results = torch.cuda.CUDAGraph(), []
+
+        def replay():
+            if len(results) == 1:
+                with torch.cuda.graph(graph, stream=stream):
+                    results.append(function())
+            graph.replay() if results else results.append(function())
+            return results[-1]
+
+        return replay
+
+    @recorded
+    @torch.no_grad()
+    def act():
+        return q_network.q_values(seen).argmax(1)
+
+    @recorded
+    def learn():
+        """An episode that was cut is bootstrapped from its last observation, one that ended is not [dqn 4]."""
+        b_stacks, b_actions, b_rewards, b_terminated = batch
+        next_pmfs, index = target_network(b_stacks[:, 1:]).exp(), torch.arange(args.batch_size, device=device)
+        best_pmfs = next_pmfs[index, (next_pmfs * atoms).sum(-1).argmax(1)]
+        returns = b_rewards[:, None] + args.gamma * atoms * ~b_terminated[:, None]
+        target_pmfs = project(best_pmfs, returns, atoms)
+        log_pmfs = q_network(b_stacks[:, :4])[index, b_actions]
+        loss = -(target_pmfs * log_pmfs).sum(-1).mean()  # [c51 3]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return {"loss": loss.detach(), "q_values": (log_pmfs.detach().exp() * atoms).sum(-1).mean()}
+
     loop_start, start_step = time.time(), global_step
     progress = tqdm(initial=global_step, total=num_iterations * args.num_envs, unit="step", unit_scale=True)
     for iteration in range(global_step // args.num_envs, num_iterations):
@@ -294,16 +329,9 @@ if __name__ == "__main__":
         epsilon = np.interp(global_step, (0, args.exploration_fraction * args.total_timesteps), (args.start_e, args.end_e))
         chance, choice = torch.rand(2, args.num_envs).numpy()
         is_random, actions = chance < epsilon, (choice * action_space.n).astype(np.int64)
-        record = args.compile and device.type == "cuda" and batch is not None  # a first update warms up
         if not is_random.all():
             seen.copy_(torch.from_numpy(obs))
-            if act_graph is None:
-                act_graph = torch.cuda.CUDAGraph() if record else None
-                with torch.no_grad(), torch.cuda.graph(act_graph, stream=stream) if record else nullcontext():
-                    best_actions = q_network.q_values(seen).argmax(1)
-            if act_graph is not None:
-                act_graph.replay()
-            actions = np.where(is_random, actions, best_actions.cpu().numpy())
+            actions = np.where(is_random, actions, act().cpu().numpy())
         next_obs, rewards, terminated, truncated, infos = envs.step(actions + action_space.start)
         global_step += args.num_envs
         progress.update(args.num_envs)
@@ -317,26 +345,12 @@ if __name__ == "__main__":
         buffer.add(obs[:, -1], obs.any((2, 3)), is_first, actions, np.sign(rewards), terminated)  # [atari 6]
         obs, is_first, is_last = next_obs, is_last, terminated | truncated  # after an end, a step only resets
 
-        # learn [dqn 4]: a truncated episode is bootstrapped from its last observation, a terminated one is not
+        # learn
         is_learning = buffer.count[0] >= args.learning_starts  # a buffer that was not kept fills up again first
         for _ in range(due(args.train_frequency) if is_learning else 0):  # [dqn 5]
             drawn = buffer.sample(args.batch_size)
             batch = [x.to(device) for x in drawn] if batch is None else [b.copy_(x) for b, x in zip(batch, drawn, strict=True)]
-            b_stacks, b_actions, b_rewards, b_terminated = batch  # the same tensors each time
-            if learn_graph is None:
-                learn_graph = torch.cuda.CUDAGraph() if record else None
-                with torch.cuda.graph(learn_graph, stream=stream) if record else nullcontext():
-                    next_pmfs, index = target_network(b_stacks[:, 1:]).exp(), torch.arange(args.batch_size, device=device)
-                    best_pmfs = next_pmfs[index, (next_pmfs * atoms).sum(-1).argmax(1)]
-                    returns = b_rewards[:, None] + args.gamma * atoms * ~b_terminated[:, None]
-                    target_pmfs = project(best_pmfs, returns, atoms)
-                    log_pmfs = q_network(b_stacks[:, :4])[index, b_actions]
-                    loss = -(target_pmfs * log_pmfs).sum(-1).mean()  # [c51 3]
-                    optimizer.zero_grad()
-                    loss.backward()
-                    optimizer.step()
-            if learn_graph is not None:
-                learn_graph.replay()
+            losses |= learn()
         if is_learning and due(args.target_network_frequency):  # [dqn 6]
             target_network.load_state_dict(q_network.state_dict())
 
@@ -344,8 +358,8 @@ if __name__ == "__main__":
         if is_learning and due(100 * args.train_frequency):
             writer.add_scalar("charts/epsilon", epsilon, global_step)
             writer.add_scalar("charts/SPS", int((global_step - start_step) / (time.time() - loop_start)), global_step)
-            writer.add_scalar("losses/loss", loss, global_step)
-            writer.add_scalar("losses/q_values", (log_pmfs.exp() * atoms).sum(-1).mean(), global_step)
+            for name, value in losses.items():
+                writer.add_scalar(f"losses/{name}", value, global_step)
 
         # checkpoint
         if due(args.checkpoint_interval) or iteration + 1 == num_iterations:
