@@ -37,7 +37,8 @@ def export(algorithm, runs, partial=False):
         about = json.loads((folder / "run.json").read_text())
         events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
         steps, flags = events.Scalars("charts/SPS")[-1].step, about["args"]
-        between_logs = flags["num_envs"] * flags["num_steps"] if "num_steps" in flags else 100 * flags["train_frequency"]
+        between_updates = flags.get("train_frequency", flags.get("update_frequency", 1))
+        between_logs = flags["num_envs"] * flags["num_steps"] if "num_steps" in flags else 100 * between_updates
         is_short = steps + between_logs <= flags["total_timesteps"]
         if not partial and (is_short or not list(folder.glob("checkpoint.*"))):
             raise SystemExit(f"{folder} is not finished: it stands at step {steps}")

@@ -3,6 +3,7 @@
     python results/report.py ppo        # prints the table, writes docs/rl-algorithms/ppo.png
 
 As in the published tables: each run counts with the mean of its last 100 episodes, then mean ± standard deviation of the runs.
+A point of the plot is the mean of the last 100 episodes, or of an eighth of a run's where that is fewer.
 """
 
 import csv
@@ -35,6 +36,24 @@ PUBLISHED = {  # mean ± standard deviation over 3 seeds of the public v1 files,
     "c51_atari_jax": {"PongNoFrameskip-v4": "19.88 ± 0.31"},
     "dqn_jax": {"CartPole-v1": "498.38 ± 2.29", "Acrobot-v1": "-88.89 ± 1.56", "MountainCar-v0": "-188.90 ± 11.78"},
     "ppo_multidiscrete_no_mask": {"Taxi-v4": "none"},
+    "ddpg_continuous_action": {
+        "HalfCheetah-v4": "10374.07 ± 157.37",
+        "Walker2d-v4": "1240.16 ± 390.10",
+        "Hopper-v4": "1576.78 ± 818.98",
+    },
+    "td3_continuous_action": {
+        "HalfCheetah-v4": "9583.22 ± 126.09",
+        "Walker2d-v4": "4057.59 ± 658.78",
+        "Hopper-v4": "3134.61 ± 360.18",
+    },
+    "sac_continuous_action": {
+        "HalfCheetah-v4": "9634.89 ± 1423.73",
+        "Walker2d-v4": "3591.45 ± 911.33",
+        "Hopper-v4": "2310.46 ± 342.82",
+    },
+    "tqc_continuous_action_jax": {"HalfCheetah-v4": "none"},
+    "droq_continuous_action_jax": {"HalfCheetah-v4": "none"},
+    "crossq_continuous_action_jax": {"HalfCheetah-v4": "none"},
 }
 
 
@@ -57,11 +76,12 @@ def table(algorithm):
         published = PUBLISHED[algorithm][env_id]
         finals = [rows[-100:, 1].mean() for rows in runs.values()]
         seeds = ", ".join(f"{final:.1f}" for final in finals)
-        told = [run for name, run in about.items() if name.startswith(f"{env_id}__")]
-        for run in told[:1]:
-            if run.get("steps", 10**12) < 0.95 * run["args"]["total_timesteps"]:
-                env_id = f"{env_id}, the first {run['steps'] / 1e6:.2f}M of {run['args']['total_timesteps'] / 1e6:.0f}M steps"
-        lines.append(f"| {env_id} | {np.mean(finals):.2f} ± {np.std(finals):.2f} | {seeds} | {published} |")
+        told = [run for name, run in about.items() if name.startswith(f"{env_id}__") and "steps" in run]
+        for run in sorted(told, key=lambda run: run["steps"])[:1]:  # the one that got least far
+            if run["steps"] < 0.99 * run["args"]["total_timesteps"]:
+                env_id = f"{env_id}, the first {run['steps'] / 1e6:.2f}M of {run['args']['total_timesteps'] / 1e6:g}M steps"
+        spread = f"± {np.std(finals):.2f}" if len(finals) > 1 else "(one seed)"
+        lines.append(f"| {env_id} | {np.mean(finals):.2f} {spread} | {seeds} | {published} |")
     return "\n".join(lines)
 
 
@@ -74,9 +94,10 @@ def plot(algorithm, path):
     data = {env_id: runs for env_id, runs in read(algorithm).items() if runs}
     figure, axes = plt.subplots(2, len(data), figsize=(4 * len(data), 6), squeeze=False, layout="constrained")
     for i, (env_id, runs) in enumerate(data.items()):
+        window = min(100, *(1 + len(rows) // 8 for rows in runs.values()))  # or short runs would be all mean and no curve
         for row, (column, label) in enumerate([(0, "environment steps"), (2, "seconds")]):
             grid = np.linspace(0, min(rows[-1, column] for rows in runs.values()), 300)
-            curves, seen = zip(*(running_mean(rows, grid, column) for rows in runs.values()), strict=True)
+            curves, seen = zip(*(running_mean(rows, grid, column, window) for rows in runs.values()), strict=True)
             seen = np.all(seen, axis=0)
             mean, std = np.mean(curves, axis=0)[seen], np.std(curves, axis=0)[seen]
             for curve in curves:

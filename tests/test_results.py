@@ -2,9 +2,10 @@
 
 import shutil
 
+import numpy as np
 import pytest
 
-from tests.harness import PPO, ROOT, only_run, scalars, train
+from tests.harness import FILES, PPO, ROOT, only_run, scalars, train
 from tests.test_contract import edit
 from tests.test_docs import load
 
@@ -40,6 +41,25 @@ def test_export_takes_every_episode(results, tmp_path):
         export.export("ppo", folder / "again")
     with pytest.raises(SystemExit, match="no run of dqn"):
         export.export("dqn", folder / "runs")
+
+
+def test_a_run_that_was_cut_is_taken_on_request_and_called_so(results, tmp_path):
+    """It logs every 100 steps: at 400 of 402 it is finished, at 400 of 1000 it is not."""
+    export, report, folder = results
+    flags = ("--env-id", "Pendulum-v1", "--learning-starts", 200, "--total-timesteps", 402, "--batch-size", 16)
+    train(FILES["ddpg_continuous_action"], tmp_path, *flags)
+    report.PUBLISHED["ddpg_continuous_action"] = {"Pendulum-v1": "none"}
+    export.export("ddpg_continuous_action", folder / "runs")
+    assert "\n| Pendulum-v1 | " in report.table("ddpg_continuous_action")
+
+    edit(only_run(tmp_path), total_timesteps=1000)
+    with pytest.raises(SystemExit, match="is not finished: it stands at step 400"):
+        export.export("ddpg_continuous_action", folder / "runs")
+    export.export("ddpg_continuous_action", folder / "runs", partial=True)
+    returns = [float(f"{value:g}") for _, value in scalars(only_run(tmp_path))["charts/episodic_return"]]
+    mean = np.mean(returns)
+    row = f"| Pendulum-v1, the first 0.00M of 0.001M steps | {mean:.2f} (one seed) | {mean:.1f} | none |"
+    assert row in report.table("ddpg_continuous_action")
 
 
 def test_report_counts_the_last_hundred_episodes(results):
