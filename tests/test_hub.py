@@ -321,7 +321,7 @@ def test_a_file_that_vanishes_leaves_nothing(repo, tmp_path, monkeypatch):
     real = Hub.of_repo
     gone = lambda self, kind, repo, rest: self.answer(404) if rest[-1:] == ["run.json"] else real(self, kind, repo, rest)  # noqa: E731
     monkeypatch.setattr(Hub, "of_repo", gone)
-    repo["run.json"] += b" "  # a commit that the client has not seen
+    repo["run.json"] += b"\n\n"  # a commit that the client has not seen
     with pytest.raises(SystemExit, match=f"cannot fetch run.json of {NAME}: "):
         hub.pull(NAME, tmp_path)
     assert not list(tmp_path.iterdir())
