@@ -422,7 +422,9 @@ def make_hostile(folder):
             run = make_run(folder, seed, curve(final), tags=side, env_id=HOSTILE, name=name, **flags)
             (run / "videos").mkdir()
             (run / "videos" / f"{hostile[:60]}.mp4").write_bytes(b"no video")
-    (run / "videos" / "secret.mp4").symlink_to(PPO)  # what lies elsewhere stays there
+    (folder.parent / "secret").write_text("what lies elsewhere stays there")
+    os.utime(folder.parent / "secret", (2e9, 2e9))  # newer than any video
+    (run / "videos" / "secret.mp4").symlink_to(folder.parent / "secret")
     (folder / hostile).mkdir()
 
 
