@@ -504,7 +504,8 @@ class Tuner:
             "importance": lambda: plots.plot_param_importances(self.study, evaluator=evaluator, target_name="score"),
         }.items():
             try:
-                draw().figure.savefig(self.folder / f"{name}.png", dpi=100, bbox_inches="tight")
+                with warnings.catch_warnings(action="ignore"):  # about few trials, which the picture shows too
+                    draw().figure.savefig(self.folder / f"{name}.png", dpi=100, bbox_inches="tight")
                 self.say(f"plot: {self.short(self.folder)}/{name}.png")
             except Exception as error:  # such as no flag that differs
                 self.say(f"there is no {name} plot: {one_line(error)}")

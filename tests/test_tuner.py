@@ -38,7 +38,7 @@ def trials(study, *states):
     return [trial for trial in study.trials if not states or trial.state in states]
 
 
-def wait_until(holds, seconds=60):
+def wait_until(holds, seconds=120):
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, "waited too long"
@@ -175,6 +175,11 @@ def test_failed_trials_are_no_scores(capsys):
         )
         assert Path(told.rpartition("see ")[2]).is_file()
     assert study.best_trial.number == 0
+    seed = by_mode["nan at the end"].user_attrs["failed"][len("A seed ")]  # the same again, seen only after the end
+    run = Run("A", int(seed), Path(by_mode["nan at the end"].user_attrs["folder"], f"A__{seed}"), [], METRIC, 50)
+    run.process = subprocess.Popen(["true"])
+    run.process.wait()
+    assert run.finish() == f"its {METRIC} is nan" and run.state != "done" and len(run.values) == 100
 
 
 def test_hopeless_studies_stop():
@@ -332,7 +337,7 @@ def test_killed_study_goes_on(how):
     wait_until(lambda: "A seed 1" in open_study().trials[1].user_attrs)
     pids = running_pids()
     first.send_signal(how)
-    out = first.communicate(timeout=60)[0]
+    out = first.communicate(timeout=120)[0]
     wait_until(lambda: not any(map(is_alive, pids)), 10)
     assert (
         first.returncode == -9
