@@ -23,15 +23,19 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-import optuna
 import tyro
-from optuna.storages import RetryHeartbeatStaleTrialCallback
-from optuna.trial import TrialState
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import DBAPIError
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 from tensorboard.util.tensor_util import make_ndarray
 from tqdm import tqdm
+
+try:
+    import optuna
+    from optuna.storages import RetryHeartbeatStaleTrialCallback
+    from optuna.trial import TrialState
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import DBAPIError
+except ImportError as error:
+    raise SystemExit(f"the tuner needs the optuna extra of pyproject.toml: {error}") from None
 
 REPORTS = 20  # how often a run tells the pruner its score
 HEARTBEAT, GRACE = 5, 30  # seconds between two signs of life of a trial, and without one until it counts as dead
@@ -494,9 +498,11 @@ class Tuner:
         completed = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         if len(completed) < 2:
             return
-        import matplotlib.pyplot as plt
-        from optuna.visualization import matplotlib as plots
-
+        try:
+            import matplotlib.pyplot as plt
+            from optuna.visualization import matplotlib as plots
+        except ImportError as error:
+            return self.say(f"there are no plots without the optuna extra: {error}")
         evaluator = optuna.importance.PedAnovaImportanceEvaluator()
         self.folder.mkdir(parents=True, exist_ok=True)
         for name, draw in {

@@ -370,6 +370,13 @@ def test_trial_that_died_before_its_first_sign_of_life(monkeypatch):
     assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE", "COMPLETE"]
 
 
+@pytest.mark.parametrize("name", ["optuna", "sqlalchemy"])
+def test_missing_extra_is_one_line(name):
+    code = f"import sys; sys.modules[{name!r}] = None; import cleanrl_utils.tuner"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and re.fullmatch(r"the tuner needs the optuna extra of pyproject.toml: .*\n", done.stderr)
+
+
 @pytest.mark.parametrize(
     ("text", "flags", "words"),
     [
