@@ -522,6 +522,8 @@ def test_page_fits_the_screen_and_can_be_read(page_of_two_sides, width, dark):
         assert page.evaluate("document.documentElement.scrollWidth") <= width  # nothing to scroll sideways
         wide = "[...document.querySelectorAll('body *')].filter(e => e.getBoundingClientRect().right > innerWidth + 1).length"
         assert page.evaluate(wide) == 0
+        cells = "[...document.querySelectorAll('td')].filter(td => td.textContent).map(td => td.clientWidth)"
+        assert width > 700 or min(page.evaluate(cells)) > 250  # on a phone a cell has a line of its own
         colours = "(s => [s.color, s.backgroundColor])(getComputedStyle(document.body))"
         text, paper = (luminance(colour) for colour in page.evaluate(colours))
         assert (text > paper) == dark and (max(text, paper) + 0.05) / (min(text, paper) + 0.05) > 7
