@@ -47,6 +47,22 @@ NOT_RUN_HERE = {
     "--output-filename compare.png --scan-history --metric-last-n-average-window 100 --report": (
         "needs Weights & Biases; run by test_rlops against a server of its own"
     ),
+    "python -m cleanrl_utils.benchmark --env-ids CartPole-v1 Acrobot-v1 MountainCar-v0 "
+    '--command "python cleanrl/ppo.py --no-cuda --track --capture-video" --num-seeds 3 --start-seed 1 --workers 5': (
+        "as those of test_benchmark, for longer"
+    ),
+    "python -m cleanrl_utils.benchmark --env-ids CartPole-v1 "
+    '--command "python cleanrl/ppo.py" --workers 100 --backend ray --ray-address 10.0.0.1:6379': (
+        "run by test_benchmark, on a cluster of its own"
+    ),
+    "python -m cleanrl_utils.benchmark --env-ids CartPole-v1 Acrobot-v1 "
+    '--command "python cleanrl/ppo.py" --workers 20 --backend slurm --slurm-gpus-per-task 0 --slurm-total-cpus 1': (
+        "as the one above"
+    ),
+    'python -m cleanrl_utils.benchmark --env-ids CartPole-v1 Acrobot-v1 --command "python cleanrl/ppo.py" --backend aws-batch '
+    "--aws-job-queue my-queue --aws-job-definition cleanrl --aws-s3 s3://my-bucket/ppo": (
+        "run by test_benchmark, with moto's server"
+    ),
     "pip install -r requirements/requirements.txt": "run by test_plain_pip (slow), and resolved by test_packaging",
 }
 
