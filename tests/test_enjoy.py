@@ -291,6 +291,8 @@ def test_grid_of_snapshots(cartpole, monkeypatch, capsys):
     assert printed[3] == f"video: {path}" and [p.name for p in path.parent.iterdir()] == ["learning.mp4"]
     frames = imageio.v3.imread(path)
     assert len(frames) == 1 + max(returns) + 50 and frames.shape[1:] == (2 * 424, 2 * 604, 3)
+    left, right = frames[:5, :400, :600].astype(int), frames[:5, :400, 604:1204].astype(int)
+    assert abs(left - right).max() < 100, "from the same start"
     cells = {(0, 0): 0, (0, 1): 1, (1, 0): 2}
     for (row, column), i in cells.items():
         sky = frames[:, row * 424 + 20, column * 604 + 300].mean(-1)
