@@ -331,7 +331,7 @@ def running_pids(folder="."):
 def test_killed_study_goes_on(how):
     """In its second trial, with one seed done: the runs die with the tuner, and the same trial is finished by the next one."""
     Path("config.py").write_text(CONFIG.replace("nowhere", "trial-1/A__2"))
-    first = start("config.py")
+    first = start("config.py", "--num-trials", 2)  # so that no third trial begins meanwhile
     open_study = lambda: optuna.load_study(study_name="s", storage="sqlite:///cleanrl_hpopt.db")  # noqa: E731
     wait_until(lambda: len(running_pids()) == 2)
     wait_until(lambda: "A seed 1" in open_study().trials[1].user_attrs)
