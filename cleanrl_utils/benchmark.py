@@ -88,6 +88,11 @@ class Run:
         script = next((Path(word).stem for word in self.words if word.endswith(".py")), self.words[0])
         self.title = " ".join(filter(None, [self.env_id, script, self.flags, f"seed {self.seed}"]))
 
+    def told(self):
+        _, rate, episodic_return = self.figures
+        yield from [f"return {episodic_return:g}"] if episodic_return is not None else []
+        yield from [f"{rate:,.0f} steps/s"] if rate is not None else []
+
 
 def plan(args):
     """All runs: the first seed of everything, then the second."""
@@ -144,7 +149,8 @@ class Local:
         for worker, (run, process) in list(self.busy.items()):
             if process.poll() is not None:
                 del self.busy[worker]
-                yield run, process.returncode, process.communicate()[1].decode().strip()
+                code = process.returncode if process.returncode >= 0 else 128 - process.returncode
+                yield run, code, process.communicate()[1].decode().strip()
         for worker in range(self.workers):
             if self.queue and worker not in self.busy:
                 run, gpu = self.queue.popleft(), {}
@@ -177,14 +183,14 @@ def visible_gpus():
 
 def child_environment(args):
     """What each run finds in its environment, beside what is there: one thread, and the tag."""
-    added = {name: value for name, value in ONE_THREAD.items() if name not in os.environ}
+    added = {name: os.environ.get(name, value) for name, value in ONE_THREAD.items()}  # who sets one has it
     if args.auto_tag:
         git = ["git", "describe", "--tags", "--always", "--dirty"]
         here = next((Path(word).parent for word in shlex.split(args.command[0]) if word.endswith(".py")), ".")
         tag = subprocess.run(git, cwd=here, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
         added |= {"WANDB_TAGS": ",".join(filter(None, [os.environ.get("WANDB_TAGS"), tag]))} if tag else {}
     if args.backend == "local" and args.workers > max(1, len(visible_gpus())):
-        added["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # JAX would take a GPU's whole memory for its first run
+        added["XLA_PYTHON_CLIENT_PREALLOCATE"] = os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # they share a GPU
     return added
 
 
@@ -237,9 +243,7 @@ class Screen:
             run.figures = task.progress(run.log)
         if not self.is_live:
             for run in running:
-                share, rate, episodic_return = run.figures
-                if share is not None:
-                    self.tell("running", run, f"{share:.0%}, return {episodic_return}, {rate:,.0f} steps/s")
+                self.tell("running", run, ", ".join([f"{run.figures[0] or 0:.0%}", *run.told()]))
             print(f"{time.strftime('%H:%M:%S')}  {self.counts()}", flush=True)
             return
         size, order = shutil.get_terminal_size(), ("running", "failed", "queued", "done")
@@ -255,7 +259,8 @@ def run_all(args, runs, backend, journal, screen, signals):
     """Until every run is done or has failed too often, or a signal came."""
     wake = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: (signals.append(number), wake.set()))
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup and shell scripts want it
+            signal.signal(number, lambda number, _: (signals.append(number), wake.set()))
     backend.submit([run for run in runs if run.state == "queued"])
     while not signals and any(run.state in ("queued", "running") for run in runs):
         again = []
@@ -266,25 +271,18 @@ def run_all(args, runs, backend, journal, screen, signals):
                 journal.write({**facts, "event": "started"})
                 screen.tell("started", run, f"attempt {run.attempts}" if run.attempts > 1 else "")
                 continue
-            run.figures, folder, run.seconds = (
-                task.progress(run.log),
-                task.run_folder(run.log),
-                round(time.time() - run.began, 1),
-            )
+            run.figures, run.seconds = task.progress(run.log), round(time.time() - run.began, 1)
+            folder = task.run_folder(run.log)
             facts = {"run": run.name, "folder": folder and str(folder), "seconds": run.seconds, "attempt": run.attempts}
             if code == 0:
                 run.state = "done"
                 journal.write({**facts, "event": "done", "return": run.figures[2]})
-                _, rate, episodic_return = run.figures
-                figures = [f"return {episodic_return:g}"] if episodic_return is not None else []
-                figures += [f"{rate:,.0f} steps/s"] if rate is not None else []
-                screen.tell("done", run, ", ".join([*figures, clock(run.seconds), str(folder or run.log)]))
+                screen.tell("done", run, ", ".join([*run.told(), clock(run.seconds), str(folder or run.log)]))
                 continue
             run.why = why or task.reason(run.log, code)
             journal.write({**facts, "event": "failed", "exit_code": code, "why": run.why})
-            hopeless = code in (2, 127) or any(
-                words in run.why for words in (" is missing", "No module named", "o space left")
-            )
+            final = (" is missing", "No module named", "o space left")
+            hopeless = code in (2, 127) or any(words in run.why for words in final)
             if run.attempts > args.retries or hopeless:
                 run.state = "failed"
                 screen.tell("failed", run, run.why)

@@ -262,6 +262,19 @@ def test_a_signal_ends_everything_and_the_same_command_goes_on(here, number):
     assert skipped.returncode == 0 and "3 of 3 runs are finished and skipped" in skipped.stdout and count("started") == 5
 
 
+def test_nohup_is_heeded_and_a_killed_watcher_costs_an_attempt(here):
+    command = ["nohup", *words("python walk.py --steps 15 --delay 0.1 --helper 1", "--num-seeds", 1)]
+    runner = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    wait_for(lambda: list(Path("runs").glob("*/checkpoint.pt")))
+    runner.send_signal(signal.SIGHUP)
+    (watcher,) = Path(f"/proc/{runner.pid}/task/{runner.pid}/children").read_text().split()
+    os.kill(int(watcher), signal.SIGKILL)
+    said, _ = runner.communicate(timeout=60)
+    assert runner.returncode == 0 and "retrying  walk seed 1: killed by SIGKILL" in said
+    (folder,) = (path.parent for path in Path("runs").glob("*/run.json"))
+    assert check_steps(folder, 15) == 2 and processes_here() == []
+
+
 def test_whoever_asks_twice_does_not_wait(here):
     Path("deaf.py").write_text("import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('x')\ntime.sleep(99)")
     runner = subprocess.Popen(words("python deaf.py", "--num-seeds", 1), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -373,7 +386,7 @@ def test_table_on_a_terminal(here):
     """What a terminal of 12 lines shows at the end, and that it was drawn over and over before."""
 
     output, (ours, theirs) = b"", pty.openpty()
-    command = words("python walk.py --steps 20 --delay 0.1 --crash-at 10", "--num-seeds", 12, "--workers", 4, "--retries", 0)
+    command = words("python walk.py --steps 40 --delay 0.1 --crash-at 30", "--num-seeds", 12, "--workers", 6, "--retries", 0)
     runner = subprocess.Popen(
         command, stdout=theirs, stderr=subprocess.DEVNULL, env=os.environ | {"COLUMNS": "80", "LINES": "12"}
     )
@@ -384,9 +397,9 @@ def test_table_on_a_terminal(here):
     status = runner.wait()
     frames = [frame.replace("\r", "") for frame in output.decode().split("\x1b[J")]
     assert status == 1 and len(frames) > 3
-    is_drawn = re.compile(r"running  walk seed \d+ +\d+% +\d+ +\d+  0:0\d$", re.M)
+    is_drawn = re.compile(r"^running  walk seed \d+ +\d+% +\d+ +\d+  0:\d\d$", re.M)
     middle, last = next(filter(is_drawn.search, frames)).splitlines(), frames[-1].splitlines()
-    assert re.match(r"\d of 12 done, \d queued, 4 running, \d failed   0:0\d", middle[0])
+    assert re.match(r"0 of 12 done, \d queued, \d running, \d failed   0:\d\d", middle[0])
     assert re.match(r"state +run +steps +return +steps/s +time", middle[1])
     assert last[0].startswith("0 of 12 done, 0 queued, 0 running, 12 failed")
     assert "ValueError: it went wrong" in last[2] and "... and 4 more" in last
