@@ -62,6 +62,11 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    for number in (
+        signal.SIGINT,
+        signal.SIGHUP,
+    ):  # a shell in the background may have them ignored, and children take that over
+        signal.signal(number, signal.default_int_handler)
     for name in (*benchmark.ONE_THREAD, "CUDA_VISIBLE_DEVICES", "WANDB_TAGS"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
@@ -631,7 +636,8 @@ def ray_cluster(here):
         cluster.shutdown()
 
 
-@pytest.mark.parametrize("program", ["walk", pytest.param("ppo", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["walk", "ppo"])
 def test_ray_node_killed_in_mid_run(ray_cluster, program):
     """Its run is resumed on the other node, from its checkpoint; nothing of it lives on in the meantime."""
     cluster, (first, _) = ray_cluster
@@ -656,6 +662,7 @@ def test_ray_node_killed_in_mid_run(ray_cluster, program):
         assert not re.search(r"0.00/20.5k", resumed[0].split("--resume")[1]), "from the checkpoint, not from the start"
 
 
+@pytest.mark.slow
 def test_ray_of_its_own_and_ctrl_c(here):
     pytest.importorskip("ray", reason="needs the extra cluster")
     flags = ("--num-seeds", 3, "--workers", 2, "--backend", "ray", "--ray-cpus-per-run", 0.5)
@@ -722,6 +729,7 @@ def container(batch, job, index, folder, program="walk.py"):
     return subprocess.Popen(told["container"]["command"], cwd=folder, env=os.environ | environment)
 
 
+@pytest.mark.slow
 def test_aws_array_job_with_logs_and_checkpoints_on_s3(aws):
     """The jobs as submitted are run for real; one machine is taken back and one dies in mid-run; both runs go on elsewhere."""
     batch, s3 = aws

@@ -290,7 +290,7 @@ def last_hundred(run):
     return np.mean([value for _, value in scalars(run)["charts/episodic_return"]][-100:])
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 def test_learns_cartpole(file, tmp_path, seed):
     train(file, tmp_path, *FAST_CARTPOLE, "--seed", seed)
     assert last_hundred(only_run(tmp_path)) >= 475

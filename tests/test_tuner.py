@@ -80,7 +80,9 @@ def test_every_sampled_flag_reaches_the_script():
         }  # fmt: skip
 
 
-@pytest.mark.parametrize("aggregation", ["average", "median", "max", "min"])
+@pytest.mark.parametrize(
+    "aggregation", ["average", *(pytest.param(x, marks=pytest.mark.slow) for x in ("median", "max", "min"))]
+)
 def test_score(aggregation):
     """Two environments of different scale, two seeds; a window of 5 values, each normalized, then all aggregated."""
     target_scores, window = {"A": [1, 11], "B": [0, 200]}, 5
@@ -112,6 +114,7 @@ def test_bare_score_direction_and_the_end_of_a_grid(capsys):
     assert sorted(trial.value for trial in study.trials) == pytest.approx([11, 21, 31])
 
 
+@pytest.mark.slow
 def test_reports_do_not_depend_on_the_workers():
     """Report 20 (s - 1) + k: the scores of earlier seeds, and what seed s had at k twentieths of its steps."""
     values = []
@@ -327,7 +330,9 @@ def running_pids(folder="."):
     return [pid for pid in pids if is_alive(pid)]
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "how", [signal.SIGKILL, *(pytest.param(x, marks=pytest.mark.slow) for x in (signal.SIGINT, signal.SIGTERM))]
+)
 def test_killed_study_goes_on(how):
     """In its second trial, with one seed done: the runs die with the tuner, and the same trial is finished by the next one."""
     Path("config.py").write_text(CONFIG.replace("nowhere", "trial-1/A__2"))
