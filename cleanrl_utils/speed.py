@@ -7,8 +7,9 @@ Everything runs on the CPU, in one thread, one program after the other, round by
 slows them all. Only the last 80% of each run count: imports, compilation and the first steps do not. Our file runs as it
 is; the settings are its defaults, but for those in FLAGS, and the peers get them from its run.json. Each peer has an
 environment of its own, made by uv, in which PyTorch and the other packages named below have their versions of
-constraints.txt. All log to TensorBoard, as ours does. Steps are counted as each program counts them: after an episode ours
-spends one on the reset, the peers none.
+constraints.txt. All but rejax log to TensorBoard, as ours does; rejax trains in one call, so its second one is measured.
+Steps are counted as each program counts them: after an episode ours spends one on the reset (ppo_jax and dqn_jax do not),
+the peers none.
 """
 
 import json
@@ -30,11 +31,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 SB3 = "stable-baselines3==2.9.2 torch gymnasium numpy tensorboard"
 SBX = "sbx-rl==0.28.0 jax jaxlib flax optax torch gymnasium numpy tensorboard"
 MUJOCO = " mujoco imageio"
+REJAX = "rejax==0.1.3 gymnax==0.0.9 jax jaxlib flax optax numpy six"
 PEERS = {
     "ppo": {
         "sb3": ("Stable-Baselines3", "sb3_ppo.py", SB3),
         "sbx": ("SBX", "sbx_ppo.py", SBX),
     },
+    "ppo_jax": {"rejax": ("rejax", "rejax_ppo.py", REJAX), "ppo": ("cleanrl/ppo.py", "ppo", "")},
     "dqn": {"sb3": ("Stable-Baselines3", "sb3_dqn.py", SB3)},
     "dqn_jax": {"dqn": ("cleanrl/dqn.py", "dqn", "")},
     "ppo_continuous_action": {"sb3": ("Stable-Baselines3", "sb3_ppo.py", SB3 + MUJOCO)},
@@ -45,6 +48,8 @@ PEERS = {
 }
 # beside those of the command line, for ours and so for its peers: with few steps at the start, short runs learn too
 FLAGS = {name: ["--env-id", "HalfCheetah-v4", "--learning-starts", 100] for name in PEERS if name.startswith(("td3", "sac"))}
+FLAGS["ppo_jax"] = ["--checkpoint-interval", 16]  # one with each call of the program: in between, logs are a call late
+TIMESTEPS = {"ppo_jax": 30 * 16 * 512}  # 30 whole calls: a shorter one at the end would be compiled while the clock runs
 WARM_UP = 0.2  # share of the steps that does not count
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = ROOT / "cleanrl_utils" / "speed_peers"
@@ -61,7 +66,7 @@ ONE_CPU_THREAD = {
 class Args:
     algorithm: tyro.conf.Positional[str]  # which of our files to measure, such as ppo
     rounds: int = 5  # how often each program runs
-    total_timesteps: int = 51_200  # environment steps of each run, of which the last 80% are measured
+    total_timesteps: int | None = None  # steps of each run, the last 80% of them measured (51,200, ppo_jax 245,760)
     peers: tuple[str, ...] | None = None  # whom to compare with, such as sb3 (all there are if not given)
     json: Path | None = None  # file for the figures of every round, with versions
 
@@ -92,7 +97,7 @@ def run_ours(file, flags, folder):
     (run_folder,) = Path(folder, "runs").iterdir()
     about = json.loads((run_folder / "run.json").read_text())
     events = EventAccumulator(str(run_folder), size_guidance={"scalars": 0}).Reload().Scalars("charts/SPS")
-    return about, [(event.step, event.wall_time) for event in events]
+    return about, [(step, when) for when, step in {event.wall_time: event.step for event in events}.items()]
 
 
 def with_packages(packages):
@@ -135,9 +140,10 @@ def main(args):
         raise SystemExit("uv is needed to install the peers: `make .uv/bin/uv` puts it into this folder")
 
     rounds, versions = [], {}
+    timesteps = TIMESTEPS.get(args.algorithm, 51_200) if args.total_timesteps is None else args.total_timesteps
     for seed in range(1, args.rounds + 1):
         with tempfile.TemporaryDirectory() as folder:  # so that no run folder lands where the user is
-            flags = ["--seed", seed, "--total-timesteps", args.total_timesteps, *FLAGS.get(args.algorithm, [])]
+            flags = ["--seed", seed, "--total-timesteps", timesteps, *FLAGS.get(args.algorithm, [])]
             about, marks = run_ours(file, flags, folder)
             settings = json.dumps(about["args"])
             figures, versions["ours"] = {"ours": measure(marks)}, about["packages"]
@@ -159,7 +165,7 @@ def main(args):
 
     ours = about["args"]
     print(f"\n{ours['env_id']}, {ours['num_envs']} environments, one CPU thread; medians over rounds: {args.rounds}")
-    print(f"{args.total_timesteps:,} steps a run, of which the first {WARM_UP:.0%} do not count\n")
+    print(f"{timesteps:,} steps a run, of which the first {WARM_UP:.0%} do not count\n")
     peer_names = {peer: all_peers[peer][0] for peer in peers}
     print_table({"ours": f"cleanrl/{file.name}", **peer_names, "bare": "bare environments"}, rounds)
     if args.json:

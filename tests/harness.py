@@ -22,6 +22,10 @@ PPO = FILES["ppo"]
 
 def probe(file, name):
     """The id of a probe in the form that a file can handle."""
+    if file.stem == "ppo_jax":
+        import tests.gymnax_probes  # noqa: F401  registers them
+
+        return f"GymnaxProbe/{name}-v0"
     return (
         f"{'ImageProbe' if '_atari' in file.stem else 'ContinuousProbe' if '_continuous' in file.stem else 'Probe'}/{name}-v0"
     )

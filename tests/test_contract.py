@@ -39,7 +39,7 @@ def files(*stems):
     return pytest.mark.parametrize("file", [FILES[stem] for stem in stems], ids=stems)
 
 
-@pytest.fixture(params=[*TORCH, "dqn_jax", "dqn_atari_jax", "sac_continuous_action_jax"])
+@pytest.fixture(params=[*TORCH, "dqn_jax", "dqn_atari_jax", "sac_continuous_action_jax", "ppo_jax"])
 def file(request):
     """The other JAX files take long to compile the same code."""
     return FILES[request.param]
@@ -72,7 +72,8 @@ def small(file, *flags):
         narrow = ("--q-width", 16) if "crossq" in file.stem else ()
         return (*SMALL_CONTROL, *narrow, "--checkpoint-interval", iteration(file), *flags)
     quick = ("--env-id", "Pendulum-v1") if "_continuous" in file.stem else ()  # MuJoCo's videos need OpenGL
-    return (*quick, *SMALL, "--num-steps", iteration(file) // 2, *flags)
+    often = ("--log-interval", 1) if file.stem == "ppo_jax" else ()
+    return (*quick, *SMALL, *often, "--num-steps", iteration(file) // 2, *flags)
 
 
 def with_curves(file, *flags):
@@ -264,9 +265,49 @@ OTHER_CONTROL_REFUSALS = [
 ]
 
 
+PPO_JAX_REFUSALS = [
+    (("--num-envs", 0), "num_envs > 0 must hold"),
+    (("--num-steps", 0), "num_steps > 0 must hold"),
+    (("--num-steps", 2**23, "--total-timesteps", 2**30), "num_envs * num_steps <= min(total_timesteps, 2**24) must hold"),
+    (("--num-minibatches", 0), "num_minibatches > 0 must hold"),
+    (("--num-minibatches", 3), "num_envs * num_steps % num_minibatches == 0 must hold"),
+    (("--update-epochs", 0), "update_epochs > 0 must hold"),
+    (("--checkpoint-interval", 0), "checkpoint_interval > 0 must hold"),
+    (("--log-interval", 0), "log_interval > 0 must hold"),
+    (("--total-timesteps", 511), "num_envs * num_steps <= min(total_timesteps, 2**24) must hold"),
+    (("--total-timesteps", 2**31), "total_timesteps < 2**31 must hold"),
+    (("--gamma", 1.1), "0 <= gamma <= 1 must hold"),
+    (("--gae-lambda", "nan"), "0 <= gae_lambda <= 1 must hold"),
+    (("--learning-rate", "inf"), "0 < learning_rate < 1e9 must hold"),
+    (("--ent-coef", "nan"), "abs(ent_coef) < 1e9 must hold"),
+    (("--vf-coef", "inf"), "abs(vf_coef) < 1e9 must hold"),
+    (("--clip-coef", -0.1), "clip_coef > 0 must hold"),
+    (("--max-grad-norm", 0), "max_grad_norm > 0 must hold"),
+    (("--seed", -1), "0 <= seed < 2**63 must hold"),
+    (("--seed", 2**63), "0 <= seed < 2**63 must hold"),
+    (("--num-seeds", 0), "at least one"),
+    (("--num-seeds", -1), "at least one"),
+    (("--sweep", "seed=1,2"), "cannot --sweep seed=1,2: AssertionError: takes learning_rate, gamma"),
+    (("--sweep", "gamma"), "cannot --sweep gamma: ValueError"),
+    (("--sweep", "gamma=0.9,x"), "cannot --sweep gamma=0.9,x: ValueError"),
+    (("--sweep", "gamma=0.9,1.1"), "0 <= gamma <= 1 must hold"),
+    (("--sweep", "gamma=0.9,0.9"), "at least one, differ"),
+    (("--env-id", "NoSuchEnv-v0"), "cannot make NoSuchEnv-v0"),
+    (("--env-id", ""), "cannot make"),
+    (("--env-id", "LunarLander-v3"), "cannot make LunarLander-v3"),
+    (("--env-id", "no_such_module:Env-v0"), "no_such_module"),
+    (("--env-id", "Pendulum-v1"), "needs Discrete actions, which Pendulum-v1"),
+    (("--env-id", "GymnaxProbe/ConstantValue-v0", "--capture-video"), "rgb_array"),
+    (("--resume", "nowhere"), "cannot --resume nowhere: FileNotFoundError"),
+    (("--resume", ""), "cannot --resume"),
+    (("--resume", "nowhere", "--seed", 2), "give no others"),
+]
+
+
 @pytest.mark.parametrize(
     ("stem", "flags", "words"),
-    [("dqn", *refusal) for refusal in VALUE_REFUSALS + DQN_REFUSALS]
+    [("ppo_jax", *refusal) for refusal in PPO_JAX_REFUSALS]
+    + [("dqn", *refusal) for refusal in VALUE_REFUSALS + DQN_REFUSALS]
     + [("c51", *refusal) for refusal in VALUE_REFUSALS + C51_REFUSALS]
     + [("dqn_jax", *refusal) for refusal in JAX_REFUSALS + DQN_REFUSALS]
     + [("c51_jax", *refusal) for refusal in C51_REFUSALS]
@@ -279,7 +320,8 @@ OTHER_CONTROL_REFUSALS = [
     + [(f"{stem}_continuous_action_jax", *refusal) for stem, *refusal in OTHER_CONTROL_REFUSALS]
     + [("sac_atari", *refusal) for refusal in SAC_REFUSALS + SAC_ATARI_REFUSALS],
 )
-def test_bad_commands_of_off_policy_files_get_one_line(tmp_path, stem, flags, words):
+def test_bad_commands_of_other_files_get_one_line(tmp_path, stem, flags, words):
+    probe(FILES[stem], "")  # registers what there is for the file
     assert words in refuse(FILES[stem], tmp_path, *flags)
 
 
@@ -426,7 +468,8 @@ def test_run_folder(file, tmp_path, monkeypatch):
     run = only_run(tmp_path)
     assert re.fullmatch(rf"\w*Probe-ConstantValue-v0__{file.stem}__7__\d+", run.name)
     told = about(run)
-    assert told["file"] == file.name and told["args"] == vars(names["args"]) and told["tags"] == ["pr-7", "fast"]
+    args = json.loads(json.dumps(vars(names["args"])))
+    assert told["file"] == file.name and told["args"] == args and told["tags"] == ["pr-7", "fast"]
     assert told["packages"]["torch"] == torch.__version__.split("+")[0] or told["packages"]["torch"] == torch.__version__
     assert told["python"].startswith(f"{sys.version_info.major}.{sys.version_info.minor}") and told["device"]
     assert abs(told["start_time"] - time.time()) < 600 and re.fullmatch(r"[0-9a-f]{40}|", told["commit"])
@@ -446,7 +489,7 @@ def test_no_episode_is_lost(file, tmp_path):
     pools = ("--num-pools", 1) if "envpool" in file.stem else ()
     train(file, tmp_path, *small(file, *flags, *rollout, *pools))
     logged = scalars(only_run(tmp_path))
-    ends = (3, 6, 9, 12, 15, 18) if file.stem in ("dqn_jax", "c51_jax") else (3, 7, 11, 15, 19)
+    ends = (3, 6, 9, 12, 15, 18) if file.stem in ("dqn_jax", "c51_jax", "ppo_jax") else (3, 7, 11, 15, 19)
     steps = [(t - 1) * 5 + env + 1 for t in ends for env in range(5)]
     assert logged["charts/episodic_return"] == [(step, 3.0) for step in steps]
     assert logged["charts/episodic_length"] == [(step, 3.0) for step in steps]
@@ -843,7 +886,7 @@ def wandb_records(path):
             parts = []
 
 
-@files("ppo", "dqn", "dqn_jax")
+@files("ppo", "dqn", "dqn_jax", "ppo_jax")
 def test_wandb_offline_really_logs(file, tmp_path):
     flags = [str(flag) for flag in with_curves(file, "--total-timesteps", 4 * iteration(file), "--track", "--capture-video")]
     environment = os.environ | {"WANDB_MODE": "offline", "WANDB_TAGS": "pr-7"}

@@ -22,6 +22,7 @@ NOT_RUN_HERE = {
     "python -m cleanrl_utils.speed ppo": "run by test_speed",
     "python -m cleanrl_utils.speed dqn": "as the one above, for longer",
     "python -m cleanrl_utils.speed dqn_jax": "as the one above, for longer",
+    "python -m cleanrl_utils.speed ppo_jax": "as the one above, for longer",
     "python -m cleanrl_utils.speed td3_continuous_action --rounds 2 --total-timesteps 1500": "as the one above, for longer",
     "python -m cleanrl_utils.speed sac_continuous_action --rounds 2 --total-timesteps 1500": "as the one above, for longer",
     "python -m cleanrl_utils.hub push runs/<run> --hf-entity me": "run by test_hub.test_commands_of_the_docs, with a Hub",
@@ -73,7 +74,12 @@ def commands():
         for block in re.findall(r"^ *```bash\n(.*?)^ *```$", page.read_text(), re.M | re.S):
             for line in block.splitlines():
                 found.setdefault(line.strip(), page.name)
-    return [command for command in found if command not in NOT_RUN_HERE]
+    seen, params = set(), []
+    for command in (command for command in found if command not in NOT_RUN_HERE):
+        algorithm = re.match(r"python (cleanrl/\w+.py)|", command)[1]  # after its first command, the others take minutes
+        params.append(pytest.param(command, marks=[pytest.mark.slow] if algorithm in seen else []))
+        seen |= {algorithm} - {None}
+    return params
 
 
 def load(path):

@@ -66,7 +66,7 @@ def test_enjoy_works_on_every_file(file, tmp_path, monkeypatch):
         watch(monkeypatch, run, "--episodes", 20)
         evaluation = json.loads((run / "eval.json").read_text())
         returns.append(set(evaluation["returns"]))
-        assert set(evaluation["lengths"]) == {1}
+        assert set(evaluation["lengths"]) == {1} and evaluation["global_step"] == iteration(file)
         checkpoint = read_checkpoint(run)
         if len(returns) == 1:  # what the Hub gets plays the same
             save_weights(enjoy.learned(checkpoint), tmp_path / "model.safetensors")
@@ -75,6 +75,8 @@ def test_enjoy_works_on_every_file(file, tmp_path, monkeypatch):
                 "optim|opt_state|target|buffer|rng|key|world", " ".join(name for name, _ in flatten(travelled))
             )
             assert enjoy.evaluate(run, travelled, 20)["returns"] == evaluation["returns"]
+        if samples:
+            break
         if "_action_jax" in file.stem:  # an actor that has not learned yet does nothing
             checkpoint["agent"]["actor"]["params"]["Dense_2"]["bias"] = np.ones(1, np.float32)
             (run / "checkpoint.msgpack").write_bytes(msgpack_serialize(checkpoint))

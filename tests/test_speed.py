@@ -66,12 +66,27 @@ def test_table_and_raw_figures(tmp_path):
     assert "SBX" not in done.stdout
 
 
+@pytest.mark.slow
 def test_one_of_our_own_files_can_be_a_peer(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(speed.PEERS["ppo"], "dqn", ("cleanrl/dqn.py", "dqn", ""))
     speed.main(speed.Args("ppo", rounds=1, total_timesteps=15_360, peers=("dqn",), json=tmp_path / "speed.json"))
     (figures,) = json.loads((tmp_path / "speed.json").read_text())["rounds"]
     assert figures.keys() == {"ours", "dqn", "bare"} and figures["dqn"]["steps"] == 5000  # from 10,000 on
     assert re.search(r"^cleanrl/dqn.py .* times as fast", capsys.readouterr().out, re.M)
+
+
+@needs_uv
+def test_programs_of_one_call(monkeypatch, capsys, tmp_path):
+    """ppo_jax logs 16 iterations at once, from the second call on: only the last of them says what was done by then."""
+    assert speed.TIMESTEPS["ppo_jax"] % (16 * 512) == 0, "the last call would be compiled anew"
+    monkeypatch.setitem(speed.TIMESTEPS, "ppo_jax", 5 * 16 * 512)
+    speed.main(speed.Args("ppo_jax", rounds=1, peers=("rejax",), json=tmp_path / "speed.json"))
+    raw = json.loads((tmp_path / "speed.json").read_text())
+    (figures,) = raw["rounds"]
+    assert figures["ours"]["steps"] == 3 * 16 * 512 and figures["rejax"]["steps"] == 5 * 16 * 512  # of its second call
+    assert raw["versions"]["rejax"]["jax"] == raw["versions"]["ours"]["jax"]
+    assert figures["ours"]["seconds"] < 3 * figures["rejax"]["seconds"] < 60, "compilation was measured"
+    assert re.search(r"^40,960 steps a run.*^rejax .* times as fast", capsys.readouterr().out, re.M | re.S)
 
 
 def test_medians_of_the_ratios_round_by_round(capsys):
