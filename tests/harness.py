@@ -20,15 +20,18 @@ FILES = {path.stem: path for path in sorted((ROOT / "cleanrl").glob("*.py"))}
 PPO = FILES["ppo"]
 
 
+def plays_atari(file):
+    """Whether it sees stacks of images and has a network for them."""
+    return "_atari" in file.stem or file.stem == "ppo_rnd_envpool"
+
+
 def probe(file, name):
     """The id of a probe in the form that a file can handle."""
     if file.stem == "ppo_jax":
         import tests.gymnax_probes  # noqa: F401  registers them
 
         return f"GymnaxProbe/{name}-v0"
-    return (
-        f"{'ImageProbe' if '_atari' in file.stem else 'ContinuousProbe' if '_continuous' in file.stem else 'Probe'}/{name}-v0"
-    )
+    return f"{'ImageProbe' if plays_atari(file) else 'ContinuousProbe' if '_continuous' in file.stem else 'Probe'}/{name}-v0"
 
 
 def make_pool(task_id, real=None, **settings):
