@@ -17,7 +17,7 @@
 Numbers in brackets, such as [core 5], are the implementation details explained in docs/rl-algorithms/ppo.md.
 """
 
-import importlib
+import importlib.util
 import itertools
 import json
 import os
@@ -43,7 +43,7 @@ from jax.flatten_util import ravel_pytree
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tqdm import tqdm
 
-for name in ("matplotlib.pyplot", "seaborn"):  # gymnax imports what it only plots with: seconds, unless it is put off
+for name in {"matplotlib.pyplot", "seaborn"} - set(sys.modules):  # gymnax only plots with them: not imported before that
     spec = importlib.util.find_spec(name)
     spec.loader = importlib.util.LazyLoader(spec.loader)
     sys.modules[name] = importlib.util.module_from_spec(spec)
@@ -290,6 +290,8 @@ if __name__ == "__main__":
                 assert all(isinstance(value, kinds[name]) for name, value in vars(args).items()), "wrong types"
                 all_args.append(args)
         else:
+            assert "--resume" not in sys.argv, "which folders?"
+            assert 0 < args.num_seeds < 2**16, "the seeds are at least one and below 65536"
             grid = [[(name, float(x)) for x in xs.split(",")] for name, _, xs in (item.partition("=") for item in args.sweep)]
             assert all(name in FLOATS for choices in grid for name, _ in choices), f"takes {', '.join(FLOATS)}"
             all_args = [
@@ -299,9 +301,8 @@ if __name__ == "__main__":
                 for seed in range(args.seed, args.seed + args.num_seeds)
             ]
     except Exception as error:
-        asked = f"--resume {' '.join(resume)}" if resume else f"--sweep {' '.join(args.sweep)}"
-        raise SystemExit(f"cannot {asked}: {type(error).__name__}: {error}".splitlines()[0]) from None
-    args = all_args[0] if all_args else args
+        raise SystemExit(f"cannot {' '.join(sys.argv[1:])}: {type(error).__name__}: {error}".splitlines()[0]) from None
+    args = all_args[0]
     if args.env_id != asked_id and (":" in args.env_id or asked_id != Args.env_id):  # an id may name a module to import
         raise SystemExit(f"{resume[0]} is a run on {args.env_id!r}: add --env-id with that id if you trust what it imports")
     run_names = [f"{run.env_id}__{run.exp_name}__{run.seed}__{int(start_time)}" for run in all_args]
@@ -310,8 +311,8 @@ if __name__ == "__main__":
 
     # check that the numbers fit together and the file fits the environment
     alike = [replace(run, seed=0, exp_name="", **dict.fromkeys(FLOATS, 0.0)) for run in all_args]
-    if any(run != alike[0] for run in alike) or len(set(run_folders)) < max(1, len(all_args)):
-        raise SystemExit("runs side by side, at least one, differ in their seeds and in what --sweep takes; the rest is alike")
+    if any(run != alike[0] for run in alike) or len(set(run_folders)) < len(all_args):
+        raise SystemExit("runs side by side differ in their seeds and in what --sweep takes; the rest is alike")
     for rule in (
         "num_envs > 0; num_minibatches > 0; update_epochs > 0; checkpoint_interval > 0; log_interval > 0; num_steps > 0; "
         "num_envs * num_steps % num_minibatches == 0; num_envs * num_steps <= min(total_timesteps, 2**24); 0 <= gamma <= 1; "
@@ -321,9 +322,8 @@ if __name__ == "__main__":
         if not all(eval(rule, {}, vars(run)) for run in all_args):
             raise SystemExit(f"these flags do not fit: {rule} must hold")
     try:
-        env_id = args.env_id.split(":")[-1]
         envs = make_envs(args, 1, "rgb_array" if args.capture_video else None)
-        env, env_params = gymnax.make(env_id)
+        env, env_params = gymnax.make(args.env_id.split(":")[-1])
     except Exception as error:
         raise SystemExit(f"cannot make {args.env_id}: {type(error).__name__}: {error}".splitlines()[0]) from None
     obs_shape = env.observation_space(env_params).shape

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tqdm import tqdm
 
-from tests.harness import FILES, PPO, about, only_run, probe, read_checkpoint, same, scalars, train, weights
+from tests.harness import FILES, PPO, about, only_run, plays_atari, probe, read_checkpoint, same, scalars, train, weights
 
 TORCH = [stem for stem in FILES if "_jax" not in stem]  # how the others resume is tested in their own files
 LOSSES = {"dqn": "losses/td_loss", "c51": "losses/loss", "ppo": "losses/value_loss", "rpo": "losses/value_loss"}
@@ -61,7 +61,7 @@ def has_replay(file):
 
 def iteration(file):
     """Environment steps between two checkpoints, with the flags below: few where there is a large network."""
-    return 16 if "_atari" in file.stem or learns_control(file) else 64
+    return 16 if plays_atari(file) or learns_control(file) else 64
 
 
 def small(file, *flags):
@@ -73,6 +73,7 @@ def small(file, *flags):
         return (*SMALL_CONTROL, *narrow, "--checkpoint-interval", iteration(file), *flags)
     quick = ("--env-id", "Pendulum-v1") if "_continuous" in file.stem else ()  # MuJoCo's videos need OpenGL
     often = ("--log-interval", 1) if file.stem == "ppo_jax" else ()
+    often = ("--num-iterations-obs-norm-init", 1) if "_rnd" in file.stem else often
     return (*quick, *SMALL, *often, "--num-steps", iteration(file) // 2, *flags)
 
 
@@ -287,11 +288,13 @@ PPO_JAX_REFUSALS = [
     (("--seed", 2**63), "0 <= seed < 2**63 must hold"),
     (("--num-seeds", 0), "at least one"),
     (("--num-seeds", -1), "at least one"),
+    (("--num-seeds", 2**40), "at least one and below 65536"),
+    (("--resume",), "cannot --resume: AssertionError: which folders?"),
     (("--sweep", "seed=1,2"), "cannot --sweep seed=1,2: AssertionError: takes learning_rate, gamma"),
     (("--sweep", "gamma"), "cannot --sweep gamma: ValueError"),
     (("--sweep", "gamma=0.9,x"), "cannot --sweep gamma=0.9,x: ValueError"),
     (("--sweep", "gamma=0.9,1.1"), "0 <= gamma <= 1 must hold"),
-    (("--sweep", "gamma=0.9,0.9"), "at least one, differ"),
+    (("--sweep", "gamma=0.9,0.9"), "runs side by side differ in their seeds"),
     (("--env-id", "NoSuchEnv-v0"), "cannot make NoSuchEnv-v0"),
     (("--env-id", ""), "cannot make"),
     (("--env-id", "LunarLander-v3"), "cannot make LunarLander-v3"),
@@ -303,10 +306,25 @@ PPO_JAX_REFUSALS = [
     (("--resume", "nowhere", "--seed", 2), "give no others"),
 ]
 
+RND_REFUSALS = [
+    (("--num-minibatches", 8192), "update_proportion * num_envs * num_steps >= num_minibatches must hold"),
+    (("--update-proportion", 0), "update_proportion * num_envs * num_steps >= num_minibatches must hold"),
+    (("--update-proportion", 1.1), "update_proportion <= 1 must hold"),
+    (("--update-proportion", "nan"), "update_proportion <= 1 must hold"),
+    (("--int-gamma", 1.1), "0 <= int_gamma <= 1 must hold"),
+    (("--int-coef", "inf"), "abs(int_coef) < 1e9 must hold"),
+    (("--ext-coef", "nan"), "abs(ext_coef) < 1e9 must hold"),
+    (("--num-iterations-obs-norm-init", 0), "num_iterations_obs_norm_init > 0 must hold"),
+    (("--env-id", "NoSuchGame-v5"), "cannot make NoSuchGame-v5"),
+    (("--env-id", "CartPole-v1"), "cannot make CartPole-v1"),
+    (("--capture-video",), "rgb_array"),
+]
+
 
 @pytest.mark.parametrize(
     ("stem", "flags", "words"),
     [("ppo_jax", *refusal) for refusal in PPO_JAX_REFUSALS]
+    + [("ppo_rnd_envpool", *refusal) for refusal in RND_REFUSALS]
     + [("dqn", *refusal) for refusal in VALUE_REFUSALS + DQN_REFUSALS]
     + [("c51", *refusal) for refusal in VALUE_REFUSALS + C51_REFUSALS]
     + [("dqn_jax", *refusal) for refusal in JAX_REFUSALS + DQN_REFUSALS]
@@ -920,7 +938,7 @@ def test_tracking_without_a_login_is_refused(file, tmp_path):
 # speed is chosen by measurement, not by what the machine has
 
 
-@files(*(stem for stem in TORCH if "_atari" not in stem and not learns_control(FILES[stem])))
+@files(*(stem for stem in TORCH if not plays_atari(FILES[stem]) and not learns_control(FILES[stem])))
 def test_small_networks_stay_on_one_thread_of_the_cpu(file, tmp_path):
     torch.set_num_threads(2)
     names = train(file, tmp_path, *small(file, "--total-timesteps", iteration(file)))

@@ -474,7 +474,7 @@ def test_kill_and_bad_folders(file, tmp_path):
         (run / "run.json").write_text(content)
         assert refusal_of(file, tmp_path, "--resume", run).startswith(f"cannot --resume {run}: ")
     (run / "run.json").write_text(json.dumps(good))
-    assert "at least one, differ" in refusal_of(file, tmp_path, "--resume", run, run)
+    assert "runs side by side differ" in refusal_of(file, tmp_path, "--resume", run, run)
     other = shutil.copytree(run, tmp_path / "other")
     edit(other, seed=9)
     (other / "checkpoint.msgpack").write_bytes(msgpack_serialize(checkpoint | {"global_step": np.int32(reached - 64)}))

@@ -157,7 +157,7 @@ def test_flags_of_every_type(tmp_path):
 def test_packages_are_only_names_and_versions(tmp_path):
     nasty = {
         "evil; touch owned": "1",
-        "--index-url=http://x": "1",
+        "--target=elsewhere": "1",
         "a @ http://x": "1",
         "b": "1; touch owned",
         "c": "1\nEOF\ntouch owned",
