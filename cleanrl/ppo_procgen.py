@@ -128,8 +128,8 @@ def make_envs(args, num_envs, render_mode=None):
 
 @torch.no_grad()
 def layer_init(layer, scale=1.0):
-    each_output = tuple(range(1, layer.weight.dim()))
-    layer.weight *= scale / layer.weight.norm(dim=each_output, keepdim=True)  # [procgen 3]
+    rows = layer.weight.flatten(1)  # one for each output
+    rows *= scale / rows.norm(dim=1, keepdim=True)  # [procgen 3]
     nn.init.zeros_(layer.bias)
     return layer
 
