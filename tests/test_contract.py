@@ -23,6 +23,7 @@ from tqdm import tqdm
 from tests.harness import FILES, PPO, about, only_run, plays_atari, probe, read_checkpoint, same, scalars, train, weights
 
 TORCH = [stem for stem in FILES if "_jax" not in stem]  # how the others resume is tested in their own files
+LONG = [stem for stem in TORCH if stem != "ppo_rnd_envpool"]  # what takes long, and is the same code in the others
 LOSSES = {"dqn": "losses/td_loss", "c51": "losses/loss", "ppo": "losses/value_loss", "rpo": "losses/value_loss"}
 LOSSES |= dict.fromkeys(["ddp", "td3", "sac"], "losses/qf1_loss")
 SCHEDULES = {"dqn": "charts/epsilon", "c51": "charts/epsilon", "ppo": "charts/learning_rate", "rpo": "charts/learning_rate"}
@@ -317,7 +318,7 @@ RND_REFUSALS = [
     (("--num-iterations-obs-norm-init", 0), "num_iterations_obs_norm_init > 0 must hold"),
     (("--env-id", "NoSuchGame-v5"), "cannot make NoSuchGame-v5"),
     (("--env-id", "CartPole-v1"), "cannot make CartPole-v1"),
-    (("--capture-video",), "rgb_array"),
+    (("--num-envs", 2, "--capture-video"), "rgb_array"),
 ]
 
 
@@ -554,7 +555,7 @@ def test_resume_changes_nothing_but_the_episodes(file, tmp_path):
     assert {name: same(whole[name], cut[name]) for name in whole} == dict.fromkeys(whole, True)
 
 
-@files(*TORCH)
+@files(*LONG)
 def test_curves_and_schedules_continue(file, tmp_path):
     flags = with_curves(file, "--total-timesteps", 8 * iteration(file), "--env-id", probe(file, "RandomEnds"))
     train(file, tmp_path / "whole", *flags)
@@ -945,7 +946,7 @@ def test_small_networks_stay_on_one_thread_of_the_cpu(file, tmp_path):
     assert torch.get_num_threads() == 1 and names["device"].type == "cpu"
 
 
-@files(*TORCH)
+@files(*LONG)
 def test_a_run_on_the_cpu_leaves_the_gpu_alone(file, tmp_path, monkeypatch):
     """As on a machine whose driver shows a GPU that PyTorch cannot use: nothing may try to wake it."""
     monkeypatch.setattr(torch.cuda.random, "device_count", lambda: 1)
