@@ -3,7 +3,7 @@ UV := $(shell command -v uv || echo .uv/bin/uv)
 RUN := $(UV) run --no-project --python .venv
 INSTALL := UV_FIND_LINKS="$(PIP_FIND_LINKS)" $(UV) pip install --python .venv --quiet --compile-bytecode --constraints constraints.txt
 EXPORT := $(UV) pip compile pyproject.toml --universal --python-version 3.11 --no-header --no-annotate --quiet
-EXTRAS := atari envpool procgen mujoco dm_control pettingzoo jax optuna cluster hub docs dev all
+EXTRAS := atari envpool procgen mujoco dm_control pettingzoo jax brax optuna cluster hub docs dev all
 
 .PHONY: help train test test-slow format constraints requirements clean
 
