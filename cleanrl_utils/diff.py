@@ -174,7 +174,9 @@ def render_terminal(rows, width, colour, whole):
     return "\n".join(lines)
 
 
-def render_html(rows, title, summary, whole):
+def render_rows(rows, whole):
+    """The rows as tables of a web page, unchanged stretches folded away."""
+
     def cell(pieces, tag):
         return "".join(f"<{tag}>{escape(text)}</{tag}>" if changed and text else escape(text) for text, changed in pieces)
 
@@ -184,7 +186,11 @@ def render_html(rows, title, summary, whole):
         lines = "\n".join('<tr class="{}"><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>'.format(*row) for row in cells)
         table = f"<table>\n{lines}\n</table>"
         body.append(table if is_shown else f"<details><summary>unchanged lines: {len(stretch)}</summary>\n{table}</details>")
-    return PAGE.format(title=escape(title), summary=escape(summary), body="\n".join(body))
+    return "\n".join(body)
+
+
+def render_html(rows, title, summary, whole):
+    return PAGE.format(title=escape(title), summary=escape(summary), body=render_rows(rows, whole))
 
 
 if __name__ == "__main__":

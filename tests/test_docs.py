@@ -18,6 +18,7 @@ from tests.test_packaging import UV
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NOT_RUN_HERE = {
     "make test": "it is what runs this test",
+    "mkdocs build --strict": "run by test_site",
     "uv run cleanrl/ppo.py": "run by test_packaging.test_bare_file_runs_in_an_empty_folder",
     "python -m cleanrl_utils.speed ppo": "run by test_speed",
     "python -m cleanrl_utils.speed dqn": "as the one above, for longer",

@@ -1,0 +1,420 @@
+"""What the site has beyond its Markdown pages; MkDocs calls the on_... functions while it builds.
+
+- Links out of docs/, such as ../../cleanrl/ppo.py#L42, work on GitHub as they are; here they lead to a page of that file.
+- code/<file>: each algorithm file with the docs' explanations beside the lines they are about.
+- diff/<file>: what it does differently from the file it grew out of.
+- rl-algorithms/ppo-details: the paragraphs of the algorithm pages, each with its line of code and its ablation.
+"""
+
+import ast
+import logging
+import os
+import re
+import sys
+from functools import cache
+from html import escape
+from pathlib import Path, PurePosixPath
+
+from mkdocs.structure.files import File, InclusionLevel
+from pygments import token
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import PythonLexer, TextLexer, get_lexer_for_filename
+from pygments.util import ClassNotFound
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+sys.path.append(str(ROOT))  # for the tools, from wherever mkdocs is run
+from cleanrl_utils.diff import compare, read_lines, render_rows  # noqa: E402
+
+PARENTS = {  # what a file grew out of, where its name does not say so
+    "rpo_continuous_action": "ppo_continuous_action",
+    "dqn": "ppo",
+    "c51": "dqn",
+    "c51_atari": "dqn_atari",
+    "c51_jax": "dqn_jax",
+    "c51_atari_jax": "dqn_atari_jax",
+    "ddpg_continuous_action": "dqn",
+    "td3_continuous_action": "ddpg_continuous_action",
+    "td3_continuous_action_jax": "ddpg_continuous_action_jax",
+    "sac_continuous_action": "td3_continuous_action",
+    "sac_continuous_action_jax": "td3_continuous_action_jax",
+    "sac_atari": "dqn_atari",
+    "tqc_continuous_action_jax": "sac_continuous_action_jax",
+    "droq_continuous_action_jax": "sac_continuous_action_jax",
+    "crossq_continuous_action_jax": "sac_continuous_action_jax",
+    "ppo_continuous_lstm": "ppo_atari_lstm",
+    "ppo_procgen": "ppo_atari_envpool",
+    "ppo_rnd_envpool": "ppo_atari_envpool",
+    "ppo_pettingzoo_ma_atari": "ppo_atari",
+    "ppg_procgen": "ppo_procgen",
+}
+ROOT_PAGES = {
+    "contributing.md": "CONTRIBUTING.md",
+    "changelog.md": "CHANGELOG.md",
+}  # kept beside the README
+LINK = re.compile(r'(?P<before>(?P<image>!?)\[(?P<label>[^\]]*)\]\()(?P<target>[^)\s]+)(?P<title> "[^"]*")?\)')
+DETAIL = re.compile(r'\[line \d+\]\(\S+/(?P<file>\w+)\.py#L\d+ "(?P<family>[a-z][a-z0-9]*) (?P<number>\d+)"\)')
+MARK = re.compile(r"\[([a-z][a-z0-9]*) (\d+(?:, \d+)*)\]")
+SKIP = "---\nsearch: {exclude: true}\nhide: [navigation, toc]\n---\n"
+
+
+log = logging.getLogger("mkdocs.hooks")  # a warning is an error in a strict build
+
+
+def algorithms():
+    return sorted(path.stem for path in (ROOT / "cleanrl").glob("*.py"))
+
+
+def parent(name):
+    """The file that this one grew out of: by the table, by its name, or else the most similar one; None for ppo."""
+    others = [other for other in algorithms() if other != name]
+    if name == "ppo" or PARENTS.get(name) in others:
+        return PARENTS.get(name)
+    prefixes = [other for other in others if name.startswith(f"{other}_")]
+    if prefixes:
+        return max(prefixes, key=len)
+    lines = set(read_lines(name))
+    return max(others, key=lambda other: len(lines & set(read_lines(other))))
+
+
+# ---- links ----
+
+
+def base_of(uri):
+    """The folder that the links of a page start from."""
+    return ROOT if uri in ROOT_PAGES else (DOCS / uri).parent
+
+
+def is_outside(path):
+    return not path.is_relative_to(DOCS) and path.is_relative_to(ROOT)
+
+
+def page_of(path, label="", fragment=""):
+    """The page of the site for a file or folder outside docs/, and the place on it."""
+    name = path.relative_to(ROOT).as_posix()
+    for page, source in ROOT_PAGES.items():
+        if name == source:
+            return page, fragment
+    if name == "README.md":
+        return "index.md", ""
+    if path.is_dir():
+        return f"source/{name}/index.md", ""
+    test = re.fullmatch(r"`(test_\w+)`", label)
+    if test and not fragment:
+        fragment = f"L{line_where(path, f'def {test[1]}(')}"
+    if path.parent == ROOT / "cleanrl" and path.suffix == ".py":
+        return f"code/{path.stem}.md", fragment
+    return f"source/{name}.md", fragment
+
+
+def line_where(path, text):
+    return next((n for n, line in enumerate(path.read_text().splitlines(), 1) if text in line), 1)
+
+
+def relink(text, base, uri):
+    """Markdown that was written for GitHub in the folder base, as it has to be on the page uri of the site."""
+
+    def link(match):
+        target = match["target"]
+        if re.match(r"[a-z]+:|#", target):
+            return match[0]
+        name, _, fragment = target.partition("#")
+        path = Path(os.path.normpath(base / name))
+        if is_outside(path):
+            if not path.exists():
+                log.warning(f"{uri} links to {target}, which does not exist")
+                return match[0]
+            page, fragment = page_of(path, match["label"], fragment)
+        else:
+            page = os.path.relpath(path, DOCS).replace(os.sep, "/")
+        relative = os.path.relpath(page, PurePosixPath(uri).parent).replace(os.sep, "/")
+        return f"{match['before']}{relative}{'#' * bool(fragment)}{fragment}{match['title'] or ''})"
+
+    return LINK.sub(link, text)
+
+
+# ---- what the pages say ----
+
+
+@cache
+def pages():
+    """The Markdown of every page, by its place on the site."""
+    found = {path.relative_to(DOCS).as_posix(): path.read_text() for path in sorted(DOCS.rglob("*.md"))}
+    return found | {page: (ROOT / source).read_text() for page, source in ROOT_PAGES.items()}
+
+
+@cache
+def details():
+    """Two tables: the numbered paragraph that explains a detail, and what is said of it in another file."""
+    general, special = {}, {}
+    for uri, text in pages().items():
+        for block in re.split(r"\n\s*\n|\n(?=- |\d+\. )", text):
+            is_number, is_bullet = re.match(r"\n*\d+\. ", block), re.match(r"\n*- ", block)
+            for match in DETAIL.finditer(block) if is_number or is_bullet else ():
+                key = match["family"], int(match["number"])
+                body = re.sub(r"\s+", " ", re.sub(r"^\n*(\d+\.|-) ", "", block)).strip()
+                if is_number and key not in general:
+                    general[key] = {"uri": uri, "text": body, "file": match["file"]}
+                elif is_bullet:
+                    special.setdefault((match["file"], *key), {"uri": uri, "text": body})
+    return general, special
+
+
+def split_guard(text):
+    """A detail's paragraph without its last bracket, and the link to its test in there."""
+    match = re.search(r"\s*\(\[line \d+\]\([^)]*\), (\[`test_\w+`\]\([^)]*\))\)$", text)
+    return (text[: match.start()], match[1]) if match else (text, None)
+
+
+@cache
+def about_file(name):
+    """The page that explains an algorithm file, its heading there, and the words on what it works with."""
+    page, anchor, words = None, "", ""
+    for uri, text in pages().items():
+        row = re.search(rf"^\| \[`{name}\.py`\]\([^)]*\)[^|]*\| ([^|]*) \|$", text, re.M)
+        heading = re.search(rf"^## (.*\b{name}\.py.*)$", text, re.M)
+        if heading:
+            page, anchor = uri, slug(heading[1])
+        words = words or (row[1] if row and uri.startswith("rl-algorithms/") else "")
+    if page is None:
+        log.warning(f"cleanrl/{name}.py has no heading '## {name}.py' on a page of docs/rl-algorithms")
+        page = "files.md"
+    return page, anchor, words
+
+
+def slug(heading):
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
+
+
+@cache
+def anatomy():
+    """What docs/anatomy.md says of each step, by its heading."""
+    sections = re.split(r"^## ", pages().get("anatomy.md", ""), flags=re.M)[1:]
+    return {title.strip("` "): body.strip() for title, _, body in (section.partition("\n") for section in sections)}
+
+
+# ---- the files as pages ----
+
+
+def colored(source, lexer):
+    """The lines of a source text as HTML."""
+    lines, names = [""], HtmlFormatter()
+    for kind, text in lexer.get_tokens(source):
+        css = names._get_css_class(kind) if kind not in (token.Text, token.Whitespace) else ""
+        for i, piece in enumerate(text.split("\n")):
+            if i:
+                lines.append("")
+            if piece:
+                lines[-1] += f'<span class="{css}">{escape(piece)}</span>' if css else escape(piece)
+    return lines[:-1]
+
+
+def code_html(lines, first):
+    rows = "".join(
+        f'<span class="line" id="L{n}"><a href="#L{n}" tabindex="-1">{n}</a><code>{line or " "}</code></span>'
+        for n, line in enumerate(lines, first)
+    )
+    return f'<div class="highlight source">{rows}</div>'
+
+
+def step_lines(source):
+    """{line: name} of where a new part of a file begins: what is at its top level, and the steps of its program."""
+    lines, starts = source.splitlines(), {1: "script header and docstring"}
+    tree = ast.parse(source)
+    for node in tree.body:
+        first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
+        if isinstance(node, ast.Import | ast.ImportFrom) and "imports" not in starts.values():
+            starts[first] = "imports"
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            starts[first] = node.name
+        elif isinstance(node, ast.If):
+            starts.setdefault(first, "main")
+            loops = sorted(
+                (n for n in ast.walk(node) if isinstance(n, ast.For | ast.While)), key=lambda n: n.lineno - n.end_lineno
+            )
+            for block in (node, *loops[:1]):
+                indentation = " " * block.body[0].col_offset
+                for n in range(block.lineno, block.end_lineno):
+                    if lines[n].startswith(indentation + "# ") and not lines[n - 1].startswith(indentation):
+                        starts[n + 1] = re.split(r"[:,.\[]", lines[n].lstrip(" #"))[0].strip()
+    starts = {line: name for line, name in starts.items() if name != "main"}
+    return starts
+
+
+def detail_notes(name, line):
+    """Markdown for the details that a line is marked with."""
+    general, special = details()
+    for family, numbers in MARK.findall(line):
+        for number in map(int, numbers.split(", ")):
+            told, here = general.get((family, number)), special.get((name, family, number))
+            if not told:
+                log.warning(f"cleanrl/{name}.py is marked [{family} {number}], which no page explains")
+                continue
+            text, guard = split_guard(told["text"])
+            where = f"../{told['uri']}#{family}-{number}"
+            note = f"[{family} {number}]({where}){{.mark}} " + relink(text, base_of(told["uri"]), f"code/{name}.md")
+            if here:
+                note += "\n\nHere: " + relink(here["text"], base_of(here["uri"]), f"code/{name}.md")
+            if guard:
+                guard = relink(guard, base_of(told["uri"]), f"code/{name}.md")
+                note += f"\n\n{guard}{{.guard}}"
+            yield note
+
+
+def annotated(name):
+    """The Markdown of an annotated file: its notes, each behind a comment with the line that it stands beside."""
+    source = (ROOT / "cleanrl" / f"{name}.py").read_text()
+    lines, uri = source.splitlines(), f"code/{name}.md"
+    page, anchor, words = about_file(name)
+    grew = parent(name)
+    links = [f"[usage, metrics, results](../{page}{'#' * bool(anchor)}{anchor})"]
+    links += [f"[what it changes in {grew}.py](../diff/{name}.md)"] if grew else []
+    tests = ROOT / "tests" / f"test_{name}.py"
+    links += [f"[its tests](../{page_of(tests)[0]})"] if tests.exists() else []
+    links += [f"[the bare file](../raw/cleanrl/{name}.py)", "[all files](../files.md)"]
+    told = [
+        f"{SKIP}# {name}.py\n",
+        relink(words[:1].upper() + words[1:], base_of(page), uri) + "\n",
+        " · ".join(links) + "\n{: .links }\n",
+    ]
+    starts, seen = step_lines(source), set()
+    args = lines.index("class Args:")
+    for n, line in enumerate(lines, 1):
+        notes = []
+        if n in starts:
+            title = starts[n]
+            body = anatomy().get(title, "")
+            heading = (
+                f"## `{title}`" if re.fullmatch(r"\w+", title) and not lines[n - 1].lstrip().startswith("#") else f"## {title}"
+            )
+            notes.append(f"{heading}\n\n{relink(body, DOCS, uri)}")
+        fresh = [mark for mark in MARK.findall(line) if n > args and (mark not in seen)]
+        if fresh:
+            seen.update(fresh)
+            notes += detail_notes(name, line)
+        if notes:
+            told.append(f"<!-- note {n} -->\n\n" + "\n\n".join(notes) + "\n")
+    return "\n".join(told)
+
+
+def weave(html, name):
+    """The rendered notes and the code beside them."""
+    lines = colored((ROOT / "cleanrl" / f"{name}.py").read_text(), PythonLexer(stripnl=False))
+    head, *rest = re.split(r"<!-- note (\d+) -->", html)
+    starts = [int(n) for n in rest[::2]]
+    parts = []
+    for n, end, note in zip(starts, [*starts[1:], len(lines) + 1], rest[1::2], strict=True):
+        parts.append(f'<section><div class="note">{note}</div>{code_html(lines[n - 1 : end - 1], n)}</section>')
+    return f'{head}<div class="annotated">{"".join(parts)}</div>', len(lines)
+
+
+def diff_page(name):
+    rows, summary = compare(read_lines(parent(name)), read_lines(name))
+    old = parent(name)
+    head = f"{SKIP}# {old}.py → {name}.py\n\n{summary[0].upper()}{summary[1:]}.\n\n"
+    links = [f"[{old}.py](../code/{old}.md)", f"[{name}.py](../code/{name}.md)", "[all files](../files.md)"]
+    return head + " · ".join(links) + "\n{: .links }\n\n<!-- diff -->", rows
+
+
+def source_page(path):
+    name = path.relative_to(ROOT).as_posix()
+    if path.is_dir():
+        names = sorted(p.name for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
+        raw = "../" * (name.count("/") + 2) + f"raw/{name}"
+        return f"{SKIP}# {name}\n\n" + "\n".join(f"- [{n}]({raw}/{n})" for n in names) + "\n"
+    return f"{SKIP}# {name}\n\n<!-- source -->"
+
+
+def source_html(path):
+    try:
+        lexer = get_lexer_for_filename(path.name, stripnl=False)
+    except ClassNotFound:
+        lexer = TextLexer(stripnl=False)
+    lines = colored(path.read_text(), lexer)
+    return f'<div class="annotated">{code_html(lines, 1)}</div>', len(lines)
+
+
+def files_table():
+    """The table of files.md."""
+    rows = ["| file | works with | grew out of | explained |", "|---|---|---|---|"]
+    for name in algorithms():
+        page, anchor, words = about_file(name)
+        title = re.search(r"^# (?:.*\()?([^()\n]+)\)?$", pages()[page], re.M)[1]
+        grew = f"[`{parent(name)}.py`: what changed](diff/{name}.md)" if parent(name) else ""
+        words = relink(words, base_of(page), "files.md")
+        rows.append(f"| [`{name}.py`](code/{name}.md) | {words} | {grew} | [{title}]({page}{'#' * bool(anchor)}{anchor}) |")
+    return "\n".join(rows)
+
+
+# ---- what MkDocs calls ----
+
+
+def on_files(files, config):
+    for cached in (pages, details, about_file, anatomy):
+        cached.cache_clear()  # mkdocs serve builds again and again
+
+    def add(uri, **content):
+        files.append(File.generated(config, uri, inclusion=InclusionLevel.NOT_IN_NAV, **content))
+
+    for page, source in ROOT_PAGES.items():
+        files.append(File.generated(config, page, content=(ROOT / source).read_text()))
+    for name in algorithms():
+        add(f"code/{name}.md", content=annotated(name))
+        add(f"raw/cleanrl/{name}.py", abs_src_path=str(ROOT / "cleanrl" / f"{name}.py"))
+        if parent(name):
+            add(f"diff/{name}.md", content=diff_page(name)[0])
+    linked = {ROOT / "tests" / f"test_{name}.py" for name in algorithms()}
+    for uri, text in pages().items():
+        linked |= {Path(os.path.normpath(base_of(uri) / match["target"].partition("#")[0])) for match in LINK.finditer(text)}
+    for path in sorted(path for path in linked if is_outside(path) and path.exists()):
+        uri = page_of(path)[0]
+        if uri.startswith("source/"):
+            add(uri, content=source_page(path))
+            for file in path.iterdir() if path.is_dir() else ():
+                if file.is_file() and not file.name.startswith("."):
+                    add(f"raw/{file.relative_to(ROOT).as_posix()}", abs_src_path=str(file))
+    return files
+
+
+def on_page_markdown(markdown, page, config, files):
+    uri = page.file.src_uri
+    if uri.startswith(("code/", "diff/", "source/")):
+        return markdown
+    if uri == "index.md":
+        page.meta["hide"] = ["navigation"]
+    if uri.startswith("rl-algorithms/"):
+        markdown = add_anchors(markdown)
+        for name in algorithms():  # under its heading, the ways to read a file
+            heading = re.compile(rf"^## .*\b{name}\.py.*$", re.M)
+            links = f"[`{name}.py` with notes](../code/{name}.md)"
+            links += f" · [what it changes in `{parent(name)}.py`](../diff/{name}.md)" if parent(name) else ""
+            markdown = heading.sub(lambda match, links=links: f"{match[0]}\n\n{links}\n{{: .links }}\n", markdown, count=1)
+    markdown = markdown.replace("<!-- files -->", files_table()) if uri == "files.md" else markdown
+    return relink(markdown, base_of(uri), uri)
+
+
+def add_anchors(markdown):
+    """An anchor for each numbered detail, such as #core-5."""
+
+    def anchor(match):
+        found = DETAIL.search(match[0])
+        if not found or details()[0].get((found["family"], int(found["number"])), {}).get("file") != found["file"]:
+            return match[0]
+        return f'{match[1]}<a id="{found["family"]}-{found["number"]}"></a>{match[2]}'
+
+    return re.sub(r"^(\d+\. )(.*?)(?=^\d+\. |^\n|\Z)", anchor, markdown, flags=re.M | re.S)
+
+
+def on_page_content(html, page, config, files):
+    uri, count = page.file.src_uri, 0
+    if uri.startswith("code/"):
+        html, count = weave(html, PurePosixPath(uri).stem)
+    elif uri.startswith("diff/"):
+        rows = render_rows(diff_page(PurePosixPath(uri).stem)[1], whole=False)
+        rows = rows.replace("<table>", '<table class="rows">')  # Material draws lines in tables without a class
+        html = html.replace("<!-- diff -->", f'<div class="diff">{rows}</div>')
+    elif "<!-- source -->" in html:
+        body, count = source_html(ROOT / uri.removeprefix("source/").removesuffix(".md"))
+        html = html.replace("<!-- source -->", body)
+    page.present_anchor_ids |= {f"L{n}" for n in range(1, count + 1)}
+    return html
