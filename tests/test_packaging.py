@@ -149,6 +149,7 @@ def test_file_lengths(file):
     twins |= {"tqc_continuous_action_jax": 309, "droq_continuous_action_jax": 309, "crossq_continuous_action_jax": 309 + 36}
     twins |= {"ppo_rnd_envpool": 539, "ppo_continuous_action_jax": 438 + 100}
     twins |= {"ppo_procgen": 346 + 40 + 20, "ppg_procgen": 480}
+    twins |= {"ppo_atari_multigpu": 403 + 12}  # more for processes that meet across machines, and may be lost
     assert len(file.read_text().splitlines()) <= twins[file.stem] + 40
 
 
