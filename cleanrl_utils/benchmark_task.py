@@ -33,7 +33,7 @@ EXTRAS = {  # which file of requirements/ has a module
     **dict.fromkeys("ale_py cv2".split(), "-atari"),
     **dict.fromkeys("flax gymnax jax optax".split(), "-jax"),
     **dict.fromkeys("dm_control shimmy".split(), "-dm_control"),
-    **dict.fromkeys("multi_agent_ale_py pettingzoo supersuit".split(), "-pettingzoo"),
+    **dict.fromkeys("multi_agent_ale_py pettingzoo".split(), "-pettingzoo"),
     **{name: f"-{name}" for name in ("envpool", "mujoco", "optuna")},
 }
 
