@@ -20,9 +20,14 @@ FILES = {path.stem: path for path in sorted((ROOT / "cleanrl").glob("*.py"))}
 PPO = FILES["ppo"]
 
 
-def plays_atari(file):
-    """Whether it sees stacks of images and has a network for them."""
-    return "_atari" in file.stem or file.stem == "ppo_rnd_envpool"
+def sees_images(file):
+    """Whether it has a network for them."""
+    return "_atari" in file.stem or "_procgen" in file.stem or file.stem == "ppo_rnd_envpool"
+
+
+def has_pools(file):
+    """Whether EnvPool makes its environments."""
+    return "envpool" in file.stem or "_procgen" in file.stem
 
 
 def probe(file, name):
@@ -31,13 +36,15 @@ def probe(file, name):
         import tests.gymnax_probes  # noqa: F401  registers them
 
         return f"GymnaxProbe/{name}-v0"
-    return f"{'ImageProbe' if plays_atari(file) else 'ContinuousProbe' if '_continuous' in file.stem else 'Probe'}/{name}-v0"
+    return f"{'ImageProbe' if sees_images(file) else 'ContinuousProbe' if '_continuous' in file.stem else 'Probe'}/{name}-v0"
 
 
 def make_pool(task_id, real=None, **settings):
-    if not task_id.startswith("ImageProbe/"):
+    of_procgen = {f"{env_id.capitalize()}Easy-v0": env_id for env_id in gym.registry if env_id.startswith("ImageProbe/")}
+    if not task_id.startswith("ImageProbe/") and task_id not in of_procgen:
         return real(task_id, **settings)
-    return tests.probes.PoolOfProbes(gym.spec(task_id).vector_entry_point.args[0], **settings)
+    probe = gym.spec(of_procgen.get(task_id, task_id)).vector_entry_point.args[0]
+    return tests.probes.PoolOfProbes(probe, like_procgen=task_id in of_procgen, **settings)
 
 
 def train(file, folder, *flags, on_update=None):
@@ -51,7 +58,7 @@ def train(file, folder, *flags, on_update=None):
             frame = frame.f_back
         on_update(frame.f_globals | names)
 
-    if "envpool" in Path(file).stem:
+    if has_pools(Path(file)):
         import envpool
 
         if envpool.make_gymnasium.__name__ == "make_gymnasium":  # not yet ours

@@ -218,6 +218,27 @@ class ThreeLives(Probe):
         return 1.0
 
 
+class Corridor(Probe):
+    """42 places in a row, each a stripe of its own: action 1 goes on, action 0 goes back, and only the last one pays. There is
+    time for half as many steps again; who chooses at random comes to the end once in millions of episodes."""
+
+    length = 63
+    truncates = True
+    observation_space = gym.spaces.Box(-1, 1, (42,), np.float32)
+
+    def observe(self):
+        self.place = 0 if self.t == 0 else self.place
+        return np.where(np.arange(42) == self.place, 1, -1).astype(np.float32)
+
+    def reward(self, action):
+        self.place = max(0, self.place + (1 if action == 1 else -1))
+        return float(self.place == 41)
+
+    def step(self, action):
+        obs, reward, _, truncated, _ = super().step(action)
+        return obs, reward, reward == 1, truncated and reward == 0, {}
+
+
 class Outlier(Probe):
     """Nothing, and once an episode 1000."""
 
@@ -386,43 +407,51 @@ class Image(gym.Wrapper):
     """A probe whose numbers, between -1 and 1, are the brightness of stripes in the newest of several images, and which counts
     lives. The older images are those of the steps before; before a game's first they are black, or that one again."""
 
+    size, colors = 84, 1
+
     def __init__(self, env, stack_num, repeat_first):
         super().__init__(env)
-        self.observation_space = gym.spaces.Box(0, 255, (stack_num, 84, 84), np.uint8)
-        self.repeat_first = repeat_first
+        self.observation_space = gym.spaces.Box(0, 255, (stack_num * self.colors, self.size, self.size), np.uint8)
+        self.stack_num, self.repeat_first = stack_num, repeat_first
 
     def draw(self, obs):
-        stripes = np.repeat(127.5 * (1 + np.atleast_1d(obs)), 84 // np.size(obs)).astype(np.uint8)
-        return np.broadcast_to(stripes[:, None], (1, 84, 84))
+        stripes = 127.5 * (1 + np.atleast_1d(obs))[np.arange(self.size) * np.size(obs) // self.size]
+        return np.broadcast_to(stripes.astype(np.uint8)[:, None], (self.colors, self.size, self.size))
 
     def reset(self, **kwargs):
         obs, _ = self.env.reset(**kwargs)
         first = self.draw(obs)
         older = first if self.repeat_first else np.zeros_like(first)
-        self.images = np.concatenate([older] * (len(self.observation_space.high) - 1) + [first])
+        self.images = np.concatenate([older] * (self.stack_num - 1) + [first])
         return self.images, {"lives": getattr(self.env, "lives", 0)}
 
     def step(self, action):
         obs, reward, terminated, truncated, _ = self.env.step(action)
-        self.images = np.concatenate([self.images[1:], self.draw(obs)])
+        self.images = np.concatenate([self.images[self.colors :], self.draw(obs)])
         return self.images, reward, terminated, truncated, {"lives": getattr(self.env, "lives", 0)}
+
+
+class Picture(Image):
+    """The same as Procgen shows its games: one picture in three colors, all of them alike here."""
+
+    size, colors = 64, 3
 
 
 class ImageProbes(gym.vector.SyncVectorEnv):
     """Several of them as ale_py's vector environment makes them, whose flags they take and ignore."""
 
-    def __init__(self, probe, num_envs, stack_num=4, repeat_first=False, **protocol):
+    def __init__(self, probe, num_envs, stack_num=4, repeat_first=False, view=Image, **protocol):
         from ale_py import Action
 
-        super().__init__([lambda: Image(probe(), stack_num, repeat_first)] * num_envs)
+        super().__init__([lambda: view(probe(), stack_num, repeat_first)] * num_envs)
         self.ale = SimpleNamespace(get_action_set=lambda: [Action.NOOP, Action.FIRE])
 
 
 class PoolOfProbes(ImageProbes):
     """Several of them as EnvPool makes them: tests.harness has EnvPool make these where an id begins with ImageProbe/."""
 
-    def __init__(self, probe, num_envs, seed, **settings):
-        super().__init__(probe, num_envs, repeat_first=True)
+    def __init__(self, probe, num_envs, seed, like_procgen=False, **settings):
+        super().__init__(probe, num_envs, **(dict(stack_num=1, view=Picture) if like_procgen else {}), repeat_first=True)
         self.pool_seed, self.elapsed_step, self.is_over = seed, np.zeros(num_envs, np.int32), np.zeros(num_envs, bool)
 
     def reset(self, *, seed=None, options=None):

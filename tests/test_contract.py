@@ -20,13 +20,28 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tqdm import tqdm
 
-from tests.harness import FILES, PPO, about, only_run, plays_atari, probe, read_checkpoint, same, scalars, train, weights
+from tests.harness import (
+    FILES,
+    PPO,
+    about,
+    has_pools,
+    only_run,
+    probe,
+    read_checkpoint,
+    same,
+    scalars,
+    sees_images,
+    train,
+    weights,
+)
 
 TORCH = [stem for stem in FILES if "_jax" not in stem]  # how the others resume is tested in their own files
-LONG = [stem for stem in TORCH if stem != "ppo_rnd_envpool"]  # what takes long, and is the same code in the others
-LOSSES = {"dqn": "losses/td_loss", "c51": "losses/loss", "ppo": "losses/value_loss", "rpo": "losses/value_loss"}
+LONG = [
+    stem for stem in TORCH if stem not in ("ppo_rnd_envpool", "ppo_procgen")
+]  # what takes long, and is the same code in the others
+LOSSES = {"dqn": "losses/td_loss", "c51": "losses/loss", **dict.fromkeys(["ppo", "rpo", "ppg"], "losses/value_loss")}
 LOSSES |= dict.fromkeys(["ddp", "td3", "sac"], "losses/qf1_loss")
-SCHEDULES = {"dqn": "charts/epsilon", "c51": "charts/epsilon", "ppo": "charts/learning_rate", "rpo": "charts/learning_rate"}
+SCHEDULES = {"dqn": "charts/epsilon", "c51": "charts/epsilon", **dict.fromkeys(["ppo", "rpo", "ppg"], "charts/learning_rate")}
 SMALL = ("--num-envs", 2, "--num-minibatches", 2, "--update-epochs", 2, "--checkpoint-interval", 1)
 SMALL_VALUE = ("--num-envs", 2, "--learning-starts", 10, "--train-frequency", 4, "--batch-size", 2, "--buffer-size", 64)
 SMALL_VALUE = (*SMALL_VALUE, "--target-network-frequency", 14, "--checkpoint-buffer")
@@ -62,7 +77,7 @@ def has_replay(file):
 
 def iteration(file):
     """Environment steps between two checkpoints, with the flags below: few where there is a large network."""
-    return 16 if plays_atari(file) or learns_control(file) else 64
+    return 16 if sees_images(file) or learns_control(file) else 64
 
 
 def small(file, *flags):
@@ -75,7 +90,11 @@ def small(file, *flags):
     quick = ("--env-id", "Pendulum-v1") if "_continuous" in file.stem else ()  # MuJoCo's videos need OpenGL
     often = ("--log-interval", 1) if file.stem == "ppo_jax" else ()
     often = ("--num-iterations-obs-norm-init", 1) if "_rnd" in file.stem else often
-    return (*quick, *SMALL, *often, "--num-steps", iteration(file) // 2, *flags)
+    flags = (*quick, *SMALL, *often, "--num-steps", iteration(file) // 2, *flags)
+    if "ppg" in file.stem:  # each iteration is a phase
+        flags = [{"--update-epochs": "--e-policy"}.get(flag, flag) for flag in flags]
+        return (*flags, "--n-iteration", 1, "--num-aux-rollouts", 1, "--e-auxiliary", 1, "--anneal-lr")
+    return flags
 
 
 def with_curves(file, *flags):
@@ -505,7 +524,7 @@ def test_no_episode_is_lost(file, tmp_path):
     rollout = ("--num-steps", 10, "--num-minibatches", 1)
     rollout = ("--train-frequency", 5, "--learning-starts", 20) if learns_values(file) else rollout
     rollout = ("--learning-starts", 20) if learns_control(file) else rollout
-    pools = ("--num-pools", 1) if "envpool" in file.stem else ()
+    pools = ("--num-pools", 1) if has_pools(file) else ()
     train(file, tmp_path, *small(file, *flags, *rollout, *pools))
     logged = scalars(only_run(tmp_path))
     ends = (3, 6, 9, 12, 15, 18) if file.stem in ("dqn_jax", "c51_jax", "ppo_jax") else (3, 7, 11, 15, 19)
@@ -939,7 +958,7 @@ def test_tracking_without_a_login_is_refused(file, tmp_path):
 # speed is chosen by measurement, not by what the machine has
 
 
-@files(*(stem for stem in TORCH if not plays_atari(FILES[stem]) and not learns_control(FILES[stem])))
+@files(*(stem for stem in TORCH if not sees_images(FILES[stem]) and not learns_control(FILES[stem])))
 def test_small_networks_stay_on_one_thread_of_the_cpu(file, tmp_path):
     torch.set_num_threads(2)
     names = train(file, tmp_path, *small(file, "--total-timesteps", iteration(file)))
