@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import sys
+import textwrap
 from functools import cache
 from html import escape
 from pathlib import Path, PurePosixPath
@@ -346,6 +347,41 @@ def files_table():
     return "\n".join(rows)
 
 
+def excerpt(file, family, number):
+    """The marked line of a file and what belongs to it, as Markdown."""
+    lines = (ROOT / "cleanrl" / f"{file}.py").read_text().splitlines()
+    args = lines.index("class Args:")
+    for n in range(args, len(lines)):
+        if any(f == family and number in map(int, numbers.split(", ")) for f, numbers in MARK.findall(lines[n])):
+            break
+    end, line = n + 1, lines[n]
+    depth = len(line) - len(line.lstrip())
+    is_head = line.lstrip().startswith("#") or line.split("  #")[0].rstrip().endswith((":", "(", "[", "{"))
+    while is_head and end < min(len(lines), n + 8) and lines[end].strip():
+        if len(lines[end]) - len(lines[end].lstrip()) < depth:
+            break
+        end += 1
+    code = textwrap.dedent("\n".join(lines[n:end]))
+    return n + 1, f'```python linenums="{n + 1}"\n{code}\n```'
+
+
+def detail_sections(family):
+    """The details of one family for ppo-details.md: paragraph, code, test, and the curves with and without it."""
+    uri, parts = "rl-algorithms/ppo-details.md", []
+    for (_, number), told in sorted(item for item in details()[0].items() if item[0][0] == family):
+        text, guard = split_guard(told["text"])
+        title, rest = re.match(r"\*\*(.+?)\*\*(.*)$", text).groups()
+        line, code = excerpt(told["file"], family, number)
+        text = relink(f"**{title}**{rest}", base_of(told["uri"]), uri)
+        links = f"[`{told['file']}.py`, line {line}](../code/{told['file']}.md#L{line})"
+        links += f" · {relink(guard, base_of(told['uri']), uri)}" if guard else ""
+        plot = f"ablations/{family}_{number}.svg"
+        if (DOCS / "rl-algorithms" / plot).exists():
+            code += f"\n\n![Learning curves with and without {family} {number}]({plot}){{ .curves }}"
+        parts.append(f"### {family} {number}: {title.rstrip('.')}\n\n{text}\n\n{code}\n\n{links}\n{{: .links }}")
+    return "\n\n".join(parts)
+
+
 # ---- what MkDocs calls ----
 
 
@@ -389,8 +425,9 @@ def on_page_markdown(markdown, page, config, files):
             links = f"[`{name}.py` with notes](../code/{name}.md)"
             links += f" · [what it changes in `{parent(name)}.py`](../diff/{name}.md)" if parent(name) else ""
             markdown = heading.sub(lambda match, links=links: f"{match[0]}\n\n{links}\n{{: .links }}\n", markdown, count=1)
-    markdown = markdown.replace("<!-- files -->", files_table()) if uri == "files.md" else markdown
-    return relink(markdown, base_of(uri), uri)
+    markdown = relink(markdown, base_of(uri), uri)
+    markdown = re.sub(r"^<!-- details (\w+) -->$", lambda match: detail_sections(match[1]), markdown, flags=re.M)
+    return markdown.replace("<!-- files -->", files_table()) if uri == "files.md" else markdown
 
 
 def add_anchors(markdown):
