@@ -145,7 +145,9 @@ def play(envs, policy, episodes, seed):
         if "episode" in infos:
             returns.append(float(infos["episode"]["r"][0]))
             lengths.append(int(infos["episode"]["l"][0]))
-            print(f"episode {len(returns)}: return {returns[-1]:.2f}, length {lengths[-1]}", flush=True)
+            others = ", ".join(f"{other:.2f}" for other in infos["episode"]["r"][1:])  # in self-play, on the other rows
+            others = f" (returns of the other players: {others})" if others else ""
+            print(f"episode {len(returns)}: return {returns[-1]:.2f}, length {lengths[-1]}{others}", flush=True)
     return returns, lengths
 
 

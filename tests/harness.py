@@ -36,6 +36,9 @@ def probe(file, name):
         import tests.gymnax_probes  # noqa: F401  registers them
 
         return f"GymnaxProbe/{name}-v0"
+    if "pettingzoo" in file.stem:
+        import tests.pettingzoo_probes  # noqa: F401  registers them for two players
+
     return f"{'ImageProbe' if sees_images(file) else 'ContinuousProbe' if '_continuous' in file.stem else 'Probe'}/{name}-v0"
 
 

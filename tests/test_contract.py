@@ -90,6 +90,7 @@ def small(file, *flags):
     quick = ("--env-id", "Pendulum-v1") if "_continuous" in file.stem else ()  # MuJoCo's videos need OpenGL
     often = ("--log-interval", 1) if file.stem == "ppo_jax" else ()
     often = ("--num-iterations-obs-norm-init", 1) if "_rnd" in file.stem else often
+    often = ("--elo-games", 4, "--elo-steps", 2, "--elo-players", 2) if "pettingzoo" in file.stem else often
     flags = (*quick, *SMALL, *often, "--num-steps", iteration(file) // 2, *flags)
     if "ppg" in file.stem:  # each iteration is a phase
         flags = [{"--update-epochs": "--e-policy"}.get(flag, flag) for flag in flags]
@@ -537,7 +538,7 @@ def test_progress_bar_shows_return_and_speed(file, tmp_path, capfd):
     train(file, tmp_path, *small(file, "--total-timesteps", 10 * iteration(file), "--env-id", probe(file, "Discounting")))
     output = capfd.readouterr()
     done = f"{10 * iteration(file)}/{10 * iteration(file)}"
-    assert re.search(rf"{done} .*step/s, episodic_return=\d+\.\d\]", output.err)
+    assert re.search(rf"{done} .*step/s, episodic_return=\d+\.\d(, elo=-?\d+)?\]", output.err)
     assert output.out == f"run folder: runs{os.sep}{only_run(tmp_path).name}\n"
 
 
@@ -584,10 +585,11 @@ def test_curves_and_schedules_continue(file, tmp_path):
     schedule, loss = SCHEDULES.get(file.stem[:3], "global_step"), LOSSES[file.stem[:3]]
     assert cut.get(schedule) == whole.get(schedule) and (schedule in cut) == (file.stem[:3] in SCHEDULES)
     assert [step for step, _ in cut[loss]] == logged_steps(file, 8 * iteration(file)), "each step once"
-    for name in (loss, "charts/episodic_return"):  # up to the checkpoint the very same
+    reported = f"charts/episodic_return{'-player1' * ('pettingzoo' in file.stem)}"
+    for name in (loss, reported):  # up to the checkpoint the very same
         before = len([step for step, _ in whole[name] if step <= 6 * iteration(file)])
         assert cut[name][:before] == whole[name][:before]
-    returns = [step for step, _ in cut["charts/episodic_return"]]
+    returns = [step for step, _ in cut[reported]]
     assert before and returns == sorted(set(returns)) and max(returns) > 6 * iteration(file)
 
 
