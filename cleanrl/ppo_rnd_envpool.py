@@ -140,12 +140,19 @@ def convolutions(channels, activation):
 class Agent(nn.Module):
     def __init__(self, envs):
         super().__init__()
-        see = convolutions(envs.single_observation_space.shape[0], nn.ReLU)  # [atari 8] shared by policy and values
-        think = [layer_init(nn.Linear(64 * 7 * 7, 256)), nn.ReLU(), layer_init(nn.Linear(256, 448)), nn.ReLU()]
-        self.network = nn.Sequential(*see, *think)
+        self.network = nn.Sequential(  # [atari 8] shared by policy and values
+            *convolutions(envs.single_observation_space.shape[0], nn.ReLU),
+            layer_init(nn.Linear(64 * 7 * 7, 256)),
+            nn.ReLU(),
+            layer_init(nn.Linear(256, 448)),
+            nn.ReLU(),
+        )
+        self.actor = nn.Sequential(
+            layer_init(nn.Linear(448, 448), gain=0.01),
+            nn.ReLU(),
+            layer_init(nn.Linear(448, int(envs.single_action_space.n)), gain=0.01),
+        )
         self.extra_layer = nn.Sequential(layer_init(nn.Linear(448, 448), gain=0.1), nn.ReLU())
-        choose = [layer_init(nn.Linear(448, int(envs.single_action_space.n)), gain=0.01)]
-        self.actor = nn.Sequential(layer_init(nn.Linear(448, 448), gain=0.01), nn.ReLU(), *choose)
         self.critic_ext = layer_init(nn.Linear(448, 1), gain=0.01)  # [rnd 2] two values, for two kinds of rewards
         self.critic_int = layer_init(nn.Linear(448, 1), gain=0.01)
 
@@ -180,9 +187,15 @@ class Distillation(nn.Module):
         super().__init__()
         self.obs_moments = RunningMoments(obs_shape[1:])
         self.target = nn.Sequential(*convolutions(1, nn.LeakyReLU), layer_init(nn.Linear(64 * 7 * 7, 512)))
-        layers = [x for _ in range(2) for x in (nn.ReLU(), layer_init(nn.Linear(512, 512)))]
-        self.predictor = nn.Sequential(*convolutions(1, nn.LeakyReLU), layer_init(nn.Linear(64 * 7 * 7, 512)), *layers)
         self.target.requires_grad_(False)
+        self.predictor = nn.Sequential(
+            *convolutions(1, nn.LeakyReLU),
+            layer_init(nn.Linear(64 * 7 * 7, 512)),
+            nn.ReLU(),
+            layer_init(nn.Linear(512, 512)),
+            nn.ReLU(),
+            layer_init(nn.Linear(512, 512)),
+        )
 
     def forward(self, frames):
         """The squared errors of the prediction."""

@@ -468,6 +468,31 @@ class PoolOfProbes(ImageProbes):
         infos |= {"terminated": terminated.astype(np.int32), "elapsed_step": self.elapsed_step}
         return obs, rewards, terminated, truncated, infos
 
+    def xla(self):
+        """EnvPool's functions for compiled programs, by calls back to Python. The handle counts steps, and those that come out
+        of order are seen in self.handles; self.answers are what the environments said."""
+        import jax
+
+        self.handles, self.answers = [], []
+
+        def call(handle, actions):
+            self.handles.append(int(handle[0]))
+            self.send(np.asarray(actions))
+            obs, rewards, terminated, truncated, infos = self.recv()
+            infos = {name: infos[name].astype(np.int32) for name in ("terminated", "elapsed_step")}
+            self.answers.append((obs.copy(), rewards.astype(np.float32), terminated, truncated, infos))
+            return handle + np.uint8(1), self.answers[-1]
+
+        def step(handle, actions):
+            number, yes = (jax.ShapeDtypeStruct((self.num_envs,), dtype) for dtype in (np.float32, bool))
+            whole = jax.ShapeDtypeStruct((self.num_envs,), np.int32)
+            obs = jax.ShapeDtypeStruct((self.num_envs, *self.single_observation_space.shape), np.uint8)
+            answer = obs, number, yes, yes, {"terminated": whole, "elapsed_step": whole}
+            shapes = jax.ShapeDtypeStruct(handle.shape, handle.dtype), answer
+            return jax.experimental.io_callback(call, shapes, handle, actions)
+
+        return np.zeros(1, np.uint8), None, None, step
+
 
 class PendulumWithoutVelocity(PendulumEnv):
     """The pendulum to swing up, seen in single pictures: how fast it moves has to be remembered from where it was."""
