@@ -521,7 +521,8 @@ def test_run_folder(file, tmp_path, monkeypatch):
 
 def test_no_episode_is_lost(file, tmp_path):
     """All environments of MarkedLast end together, each at a step of its own: after 3 steps, or 4 with a reset."""
-    flags = ("--num-envs", 5, "--total-timesteps", 100, "--env-id", probe(file, "MarkedLast"))
+    envs = 4 if "pettingzoo" in file.stem else 5  # of which two are the players of one game, reported by their names
+    flags = ("--num-envs", envs, "--total-timesteps", 20 * envs, "--env-id", probe(file, "MarkedLast"))
     rollout = ("--num-steps", 10, "--num-minibatches", 1)
     rollout = ("--train-frequency", 5, "--learning-starts", 20) if learns_values(file) else rollout
     rollout = ("--learning-starts", 20) if learns_control(file) else rollout
@@ -529,9 +530,9 @@ def test_no_episode_is_lost(file, tmp_path):
     train(file, tmp_path, *small(file, *flags, *rollout, *pools))
     logged = scalars(only_run(tmp_path))
     ends = (3, 6, 9, 12, 15, 18) if file.stem in ("dqn_jax", "c51_jax", "ppo_jax") else (3, 7, 11, 15, 19)
-    steps = [(t - 1) * 5 + env + 1 for t in ends for env in range(5)]
-    assert logged["charts/episodic_return"] == [(step, 3.0) for step in steps]
-    assert logged["charts/episodic_length"] == [(step, 3.0) for step in steps]
+    for metric in ("charts/episodic_return", "charts/episodic_length"):
+        points = sorted(point for name in logged if name.startswith(metric) for point in logged[name])
+        assert points == [((t - 1) * envs + env + 1, 3.0) for t in ends for env in range(envs)]
 
 
 def test_progress_bar_shows_return_and_speed(file, tmp_path, capfd):
