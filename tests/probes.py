@@ -470,7 +470,7 @@ class PoolOfProbes(ImageProbes):
 
     def xla(self):
         """EnvPool's functions for compiled programs, by calls back to Python. The handle counts steps, and those that come out
-        of order are seen in self.handles; self.answers are what the environments said."""
+        of order are seen in self.handles; self.answers are what the environments said, and to which actions."""
         import jax
 
         self.handles, self.answers = [], []
@@ -480,8 +480,10 @@ class PoolOfProbes(ImageProbes):
             self.send(np.asarray(actions))
             obs, rewards, terminated, truncated, infos = self.recv()
             infos = {name: infos[name].astype(np.int32) for name in ("terminated", "elapsed_step")}
-            self.answers.append((obs.copy(), rewards.astype(np.float32), terminated, truncated, infos))
-            return handle + np.uint8(1), self.answers[-1]
+            self.answers.append(
+                (obs.copy(), rewards.astype(np.float32), terminated, truncated, infos | {"actions": self.sent})
+            )
+            return handle + np.uint8(1), (*self.answers[-1][:4], infos)
 
         def step(handle, actions):
             number, yes = (jax.ShapeDtypeStruct((self.num_envs,), dtype) for dtype in (np.float32, bool))
