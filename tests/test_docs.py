@@ -127,6 +127,8 @@ def test_command_runs(checkout, command):
         small = off_policy if re.match("ddpg|td3|sac", algorithm[1]) else " --total-timesteps 2048"
         small = heavy if re.match("tqc|droq|crossq", algorithm[1]) else small
         words += large if "_atari" in algorithm[1] else small
+        if "_rnd" in algorithm[1]:
+            words += f" --num-envs 4{large} --num-iterations-obs-norm-init 1"
     words = words.replace("results/export.py ppo runs", "results/export.py ppo published")
     if "published" in words:  # results are exported from finished runs of all environments; here, one
         shutil.copytree(run, checkout / "published" / run.name, dirs_exist_ok=True)
@@ -193,6 +195,7 @@ DETAILS = {  # of each family: the file that shows them, how many there are, and
     "tqc": ("tqc_continuous_action_jax", 3, "tqc.md"),
     "droq": ("droq_continuous_action_jax", 4, "droq.md"),
     "crossq": ("crossq_continuous_action_jax", 3, "crossq.md"),
+    "rnd": ("ppo_rnd_envpool", 10, "ppo-rnd.md"),
 }
 
 

@@ -326,7 +326,7 @@ def test_the_bonus_falls_for_what_was_seen_often_and_stays_for_what_is_new(file,
     names = train(file, tmp_path, *SMALL, *flags, "--total-timesteps", 320, on_update=look)
     (seen, new), (seen_at_last, new_at_last) = (x.view(2, 4).mean(1) for x in (bonuses[0], bonuses[-1]))
     assert seen > new / 4, "at first, both are new"
-    assert seen_at_last < seen / 10 and new_at_last > new / 3
+    assert seen_at_last < seen / 20 and new_at_last > new / 5
     with torch.no_grad():
         values = names["agent"](names["obs"][0])[2]
     assert values.abs().max() < 100, "and nothing runs away"
