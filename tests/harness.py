@@ -33,9 +33,13 @@ def has_pools(file):
 def probe(file, name):
     """The id of a probe in the form that a file can handle."""
     if file.stem == "ppo_jax":
-        import tests.gymnax_probes  # noqa: F401  registers them
+        from tests import gymnax_probes  # noqa: F401  registers them
 
         return f"GymnaxProbe/{name}-v0"
+    if file.stem == "ppo_continuous_action_jax":
+        from tests import brax_probes  # noqa: F401  registers them
+
+        return f"brax/{name}"
     if "pettingzoo" in file.stem:
         import tests.pettingzoo_probes  # noqa: F401  registers them for two players
 
