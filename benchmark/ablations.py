@@ -75,7 +75,7 @@ def curve(run):
         return None
     returns = [[] for _ in range(BINS)]
     for event in events.Scalars("charts/episodic_return") if "charts/episodic_return" in tags else ():
-        returns[min(BINS - 1, event.step * BINS // total)].append(event.value)
+        returns[min(BINS - 1, (event.step - 1) * BINS // total)].append(event.value)
     return [(total * (i + 1) // BINS, len(x), sum(x) / len(x)) for i, x in enumerate(returns) if x]
 
 

@@ -3,31 +3,36 @@
 import functools
 import http.server
 import importlib.util
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
 from html.parser import HTMLParser
 from urllib.parse import unquote, urljoin, urlsplit
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import yaml
+from torch.utils.tensorboard import SummaryWriter
 
 from tests.browser import Browser, needs_chromium
-from tests.harness import FILES, ROOT
+from tests.harness import FILES, ROOT, only_run, train, weights
 
 ON_THE_SITE_ONLY = {"contributing.md", "changelog.md"}  # the files beside the README
 
 
-def load_hooks():
-    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "theme" / "hooks.py")
+def load(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-HOOKS = load_hooks()
+HOOKS = load(ROOT / "docs" / "theme" / "hooks.py")
 
 
 @pytest.fixture(scope="session")
@@ -224,3 +229,128 @@ def test_pages_on_a_phone(address, dark):
             )
             assert (max(light) < 80) == dark, f"{name}: {light}"
         assert browser.errors == [] and fetched(browser, address) == []
+
+
+def test_ablations_are_in_step():
+    """Each edit fits its file and changes it; each core and continuous detail has one, but core 12, which only measures."""
+    ablations, report = load(ROOT / "benchmark" / "ablations.py"), load(ROOT / "results" / "ablations.py")
+    variants = ablations.variants()
+    details = {f"core_{n}" for n in range(1, 14) if n != 12} | {f"continuous_{n}" for n in range(1, 10)}
+    assert {name for name in variants if not name.startswith("task_")} == details
+    tasks = {task: (source, flags) for name, (task, source, flags) in variants.items() if name.startswith("task_")}
+    for name in details:
+        task, source, flags = variants[name]
+        assert (source, flags) != tasks[task], name
+        compile(source, name, "exec")
+    assert report.block(report.read()) in report.PAGE.read_text(), "run: python results/ablations.py"
+
+
+def test_ablation_curves(tmp_path, monkeypatch):
+    """From run folders to the numbers of the table: unfinished runs and unpaired seeds do not count."""
+    ablations, report = load(ROOT / "benchmark" / "ablations.py"), load(ROOT / "results" / "ablations.py")
+    name = f"task_{report.TASKS.index('CartPole-v1')}"
+    for exp_name, seed, steps, final in [
+        (name, 1, 1000, 9.0),
+        (name, 2, 1000, 7.0),
+        ("core_9", 1, 1000, 3.0),
+        ("core_9", 3, 500, 1.0),
+    ]:
+        run = tmp_path / "runs" / f"CartPole-v1__ablation_{exp_name}__{seed}__1"
+        flags = {"exp_name": f"ablation_{exp_name}", "seed": seed, "env_id": "CartPole-v1", "total_timesteps": 1000}
+        about = {
+            "args": flags | {"num_envs": 1, "num_steps": 100},
+            "start_time": 0,
+            "commit": "",
+            "device": "x",
+            "packages": {},
+        }
+        with SummaryWriter(run) as writer:
+            for step in range(10, steps + 1, 10):
+                writer.add_scalar("charts/episodic_return", final if step > 900 else 0, step)
+            writer.add_scalar("charts/SPS", 1, steps)
+        (run / "run.json").write_text(json.dumps(about))
+    ablations.collect(tmp_path, tmp_path / "runs", tmp_path / "data")
+    monkeypatch.setattr(report, "DATA", tmp_path / "data")
+    monkeypatch.setattr(report, "STEPS", 1000)
+    monkeypatch.setattr(report, "PAGE", tmp_path / "page.md")
+    data = report.read()
+    assert {variant: sorted(runs) for variant, runs in data.items()} == {name: [1, 2], "core_9": [1]}
+    (row,) = [line for line in report.table(data).splitlines() if line.startswith("| core 9 |")]
+    assert row.endswith("| 9.0 ± 0.0 | 3.0 ± 0.0 |")
+    report.draw(next(a for a in report.PLAN["ablation"] if a["detail"] == "core 9"), data)
+    assert "without" in (tmp_path / "ablations" / "core_9.svg").read_text()
+
+
+@needs_chromium
+def test_cartpole_in_the_browser_is_gymnasiums(address):
+    env = gym.make("CartPole-v1").unwrapped
+    rng, mine, truth = np.random.default_rng(0), [], []
+    with Browser(f"{address}try-it/") as browser:
+        browser.wait_for("document.querySelector('#cartpole canvas').width > 0 && !document.querySelector('#cartpole').hidden")
+        assert browser.evaluate("document.querySelector('h1').firstChild.textContent") == "Try it"
+        for _ in range(5):
+            env.reset(seed=int(rng.integers(1000)))
+            state = [float(x) for x in env.state]
+            for action in rng.integers(2, size=60):
+                state = browser.evaluate(f"cartpole.step({json.dumps(state)}, {action})")
+                _, _, over, _, _ = env.step(int(action))
+                mine.append([*state, browser.evaluate(f"cartpole.isOver({json.dumps(state)})")])
+                truth.append([*env.state, over])
+                if over:
+                    break
+        np.testing.assert_allclose(mine, truth, rtol=0, atol=1e-9)
+        assert sum(row[-1] for row in truth) >= 3
+
+        # the agent: its probabilities are those of the exported network, and it plays as well as it did in Gymnasium
+        checkpoints = json.loads((ROOT / "docs" / "try-it" / "cartpole.json").read_text())["checkpoints"]
+        browser(
+            "Runtime.evaluate",
+            expression="fetch('cartpole.json').then(x => x.json()).then(x => { window.agents = x.checkpoints })",
+        )
+        browser.wait_for("window.agents !== undefined")
+        for state in rng.uniform(-0.2, 0.2, size=(3, 4)):
+            x = state
+            for layer in checkpoints[-1]["layers"]:
+                logits = np.array(layer["weight"]) @ x + layer["bias"]
+                x = np.tanh(logits)
+            chance = browser.evaluate(f"cartpole.chance(agents.at(-1).layers, {json.dumps(state.tolist())})")
+            assert chance == pytest.approx(np.exp(logits[1]) / np.exp(logits).sum(), abs=1e-9)
+        play = "[...Array(20)].map(() => cartpole.play(agents.at({}).layers, Math.random)).reduce((a, b) => a + b) / 20"
+        first, last = browser.evaluate(play.format(0)), browser.evaluate(play.format(-1))
+        assert first < 150 and last > 400
+
+        # what a visitor does: the slider shows another checkpoint, and the game goes on
+        last_step = f"{checkpoints[-1]['step']:,}"
+        browser.evaluate("slider = document.querySelector('[data-part=slider]'); slider.value = slider.max")
+        browser.evaluate("slider.dispatchEvent(new Event('input'))")
+        assert browser.evaluate("document.querySelector('[data-part=step]').textContent") == last_step
+        browser.wait_for("Number(document.querySelector('[data-part=now]').textContent) > 5")
+        assert browser.errors == [] and fetched(browser, address) == []
+
+
+def test_exported_agent_is_the_runs(tmp_path):
+    """The JSON has the weights of the snapshots, to four digits; another file's run is refused in one line."""
+    try_it = load(ROOT / "benchmark" / "try_it.py")
+    train(FILES["ppo"], tmp_path, "--total-timesteps", 1024, "--checkpoint-interval", 1)
+    run = only_run(tmp_path)
+    (run / "snapshots").mkdir()
+    for step in (512, 1024):
+        shutil.copy(run / "checkpoint.pt", run / "snapshots" / f"{step}.pt")
+    told = try_it.export(run, episodes=2)["checkpoints"]
+    assert [x["step"] for x in told] == [512, 1024] and all(8 <= x["mean_return"] <= 500 for x in told)
+    np.testing.assert_allclose(told[0]["layers"][2]["weight"], weights(run)["actor.4.weight"], atol=5e-5)
+    (run / "run.json").write_text((run / "run.json").read_text().replace('"ppo.py"', '"dqn.py"'))
+    with pytest.raises(SystemExit, match=r"is not a run of ppo\.py"):
+        try_it.export(run)
+
+
+def test_the_limit_for_lqr_works(tmp_path, monkeypatch):
+    """The module of docs/troubleshooting.md: with it, episodes end after 1000 steps, as truncated."""
+    pytest.importorskip("dm_control", reason="dm_control has no build for Python 3.13")
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "troubleshooting.md").read_text(), re.S)
+    (tmp_path / "my_envs.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    env = gym.make("my_envs:Lqr-v0")
+    env.reset(seed=1)
+    ends = [env.step(0 * env.action_space.sample())[2:4] for _ in range(1000)]
+    assert ends[-1] == (False, True) and set(ends[:-1]) == {(False, False)}

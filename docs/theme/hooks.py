@@ -347,6 +347,18 @@ def files_table():
     return "\n".join(rows)
 
 
+def systems_table():
+    """Which files do not run everywhere, by what the header of each says of its dependencies."""
+    limits = {"sys_platform == 'linux'": "Linux only", "sys_platform != 'win32'": "not on Windows"}
+    limits |= {"python_version < '3.13'": "Python 3.11 and 3.12 for `dm_control/...`"}
+    rows = ["| file | where |", "|---|---|"]
+    for name in algorithms():
+        header = (ROOT / "cleanrl" / f"{name}.py").read_text().partition("# ///\n")[0]
+        told = [words for marker, words in limits.items() if marker in header]
+        rows += [f"| [`{name}.py`](code/{name}.md) | {'; '.join(told)} |"] if told else []
+    return "\n".join(rows) if len(rows) > 2 else ""
+
+
 def excerpt(file, family, number):
     """The marked line of a file and what belongs to it, as Markdown."""
     lines = (ROOT / "cleanrl" / f"{file}.py").read_text().splitlines()
@@ -416,8 +428,8 @@ def on_page_markdown(markdown, page, config, files):
     uri = page.file.src_uri
     if uri.startswith(("code/", "diff/", "source/")):
         return markdown
-    if uri == "index.md":
-        page.meta["hide"] = ["navigation"]
+    if uri in ("index.md", "files.md"):  # wider
+        page.meta["hide"] = ["navigation"] if uri == "index.md" else ["toc"]
     if uri.startswith("rl-algorithms/"):
         markdown = add_anchors(markdown)
         for name in algorithms():  # under its heading, the ways to read a file
@@ -427,7 +439,9 @@ def on_page_markdown(markdown, page, config, files):
             markdown = heading.sub(lambda match, links=links: f"{match[0]}\n\n{links}\n{{: .links }}\n", markdown, count=1)
     markdown = relink(markdown, base_of(uri), uri)
     markdown = re.sub(r"^<!-- details (\w+) -->$", lambda match: detail_sections(match[1]), markdown, flags=re.M)
-    return markdown.replace("<!-- files -->", files_table()) if uri == "files.md" else markdown
+    for mark, table in {"<!-- files -->": files_table, "<!-- systems -->": systems_table}.items():
+        markdown = markdown.replace(mark, table()) if mark in markdown else markdown
+    return markdown
 
 
 def add_anchors(markdown):
