@@ -9,7 +9,7 @@
 
     uv run cleanrl/ppo_atari_envpool_xla_jax.py                      # Breakout-v5, 10M steps (40M frames)
     uv run cleanrl/ppo_atari_envpool_xla_jax.py --env-id Pong-v5 --num-envs 128
-    uv run cleanrl/ppo_atari_envpool_xla_jax.py --sticky             # sticky actions and full games (Machado, 2018)
+    uv run cleanrl/ppo_atari_envpool_xla_jax.py --sticky             # sticky actions, full games (Machado et al., 2018)
     uv run cleanrl/ppo_atari_envpool_xla_jax.py --resume runs/<run>  # go on after an interruption
     tensorboard --logdir runs
 

@@ -10,7 +10,7 @@ in which loops stay loops.
 
     uv run cleanrl/ppo_atari_envpool_xla_jax_scan.py                      # Breakout-v5, 10M steps (40M frames)
     uv run cleanrl/ppo_atari_envpool_xla_jax_scan.py --env-id Pong-v5 --num-envs 128
-    uv run cleanrl/ppo_atari_envpool_xla_jax_scan.py --sticky             # sticky actions and full games (Machado, 2018)
+    uv run cleanrl/ppo_atari_envpool_xla_jax_scan.py --sticky             # sticky actions, full games (Machado et al., 2018)
     uv run cleanrl/ppo_atari_envpool_xla_jax_scan.py --resume runs/<run>  # go on after an interruption
     tensorboard --logdir runs
 

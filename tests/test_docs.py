@@ -196,6 +196,7 @@ DETAILS = {  # of each family: the file that shows them, how many there are, and
     "droq": ("droq_continuous_action_jax", 4, "droq.md"),
     "crossq": ("crossq_continuous_action_jax", 3, "crossq.md"),
     "rnd": ("ppo_rnd_envpool", 10, "ppo-rnd.md"),
+    "xla": ("ppo_atari_envpool_xla_jax(?:_scan)?", 7, "ppo-envpool-xla.md"),  # the last is shown by the second of them
 }
 
 

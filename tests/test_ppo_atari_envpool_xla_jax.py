@@ -229,8 +229,8 @@ def check_iterations(file, *flags, tiny=True):
 def test_xla_4_rows_of_no_weight_are_as_good_as_left_out(file, tmp_path, flags):
     """And core 3 to 12: advantages, order of rows, losses, gradients and Adam's steps are those of the textbook in PyTorch."""
     args, expected, done = check_iterations(file, *flags)
-    for did in done:
-        assert did["ratio"] > 5 and did["norm"] > 2 and (did["value"] > 5) == args.clip_vloss, "the clips must matter"
+    ratio, value, norm = (sum(did[name] for did in done) for name in ("ratio", "value", "norm"))
+    assert ratio > 5 and norm > 5 and (value > 5) == args.clip_vloss, "the clips must matter"
     assert expected["charts/learning_rate"] == pytest.approx(0.004 if flags else 0.003)
 
 
