@@ -126,6 +126,8 @@ def test_command_runs(checkout, command):
         heavy = " --learning-starts 16 --total-timesteps 32 --batch-size 16"
         small = off_policy if re.match("ddpg|td3|sac", algorithm[1]) else " --total-timesteps 2048"
         small = heavy if re.match("tqc|droq|crossq", algorithm[1]) else small
+        few = " --num-envs 8 --num-steps 8 --num-minibatches 2 --total-timesteps 64"  # of thousands
+        small = few if algorithm[1] == "ppo_continuous_action_jax" else small
         words += large if "_atari" in algorithm[1] else small
         if "_rnd" in algorithm[1]:
             words += f" --num-envs 4{large} --num-iterations-obs-norm-init 1"
@@ -195,6 +197,7 @@ DETAILS = {  # of each family: the file that shows them, how many there are, and
     "tqc": ("tqc_continuous_action_jax", 3, "tqc.md"),
     "droq": ("droq_continuous_action_jax", 4, "droq.md"),
     "crossq": ("crossq_continuous_action_jax", 3, "crossq.md"),
+    "physics": ("ppo_continuous_action_jax", 4, "ppo-continuous-action-jax.md"),
     "rnd": ("ppo_rnd_envpool", 10, "ppo-rnd.md"),
     "xla": ("ppo_atari_envpool_xla_jax(?:_scan)?", 7, "ppo-envpool-xla.md"),  # the last is shown by the second of them
 }

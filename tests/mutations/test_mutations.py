@@ -13,7 +13,9 @@ import pytest
 from tests.harness import ROOT
 
 MUTATIONS = [
-    pytest.param(path.stem, mutation, id=f"{path.stem}: {mutation['name']}")
+    pytest.param(
+        path.stem, mutation, id=f"{path.stem}: {mutation['name']}", marks=[pytest.mark.slow] * mutation.get("slow", False)
+    )
     for path in sorted(Path(__file__).parent.glob("*.toml"))
     for mutation in tomllib.loads(path.read_text())["mutation"]
 ]
