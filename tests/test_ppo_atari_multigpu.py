@@ -18,6 +18,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+import torch._dynamo  # what an optimizer imports at its first step: here, not in each process
 import torch.distributed as dist
 from tqdm import tqdm
 
