@@ -97,7 +97,7 @@ def small(file, *flags):
     if "ppg" in file.stem:  # each iteration is a phase
         flags = [{"--update-epochs": "--e-policy"}.get(flag, flag) for flag in flags]
         return (*flags, "--n-iteration", 1, "--num-aux-rollouts", 1, "--e-auxiliary", 1, "--anneal-lr")
-    return flags
+    return [{"--num-envs": "--local-num-envs"}.get(flag, flag) for flag in flags] if "multigpu" in file.stem else flags
 
 
 def with_curves(file, *flags):

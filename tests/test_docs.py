@@ -65,6 +65,17 @@ NOT_RUN_HERE = {
     "--aws-job-queue my-queue --aws-job-definition cleanrl --aws-s3 s3://my-bucket/ppo": (
         "run by test_benchmark, with moto's server"
     ),
+    "torchrun --nproc-per-node 2 cleanrl/ppo_atari_multigpu.py --local-num-envs 4": (
+        "run by test_ppo_atari_multigpu.test_torchrun_and_kill_9, as the next ones are by other tests there"
+    ),
+    "torchrun --nproc-per-node 2 cleanrl/ppo_atari_multigpu.py --local-num-envs 4 --device-ids 0 0": "needs a GPU",
+    "torchrun --nproc-per-node 2 cleanrl/ppo_atari_multigpu.py --local-num-envs 4 --backend nccl": "needs two GPUs",
+    **{
+        "torchrun --nnodes 2 --nproc-per-node 1 "
+        f"--node-rank {i} --master-addr 10.77.0.1 cleanrl/ppo_atari_multigpu.py": "needs two machines, or test_two_hosts"
+        for i in range(2)
+    },
+    "torchrun --nproc-per-node 2 cleanrl/ppo_atari_multigpu.py --resume runs/<run>": "as the first of them",
     "pip install -r requirements/requirements.txt": "run by test_plain_pip (slow), and resolved by test_packaging",
 }
 
@@ -197,6 +208,7 @@ DETAILS = {  # of each family: the file that shows them, how many there are, and
     "tqc": ("tqc_continuous_action_jax", 3, "tqc.md"),
     "droq": ("droq_continuous_action_jax", 4, "droq.md"),
     "crossq": ("crossq_continuous_action_jax", 3, "crossq.md"),
+    "multigpu": ("ppo_atari_multigpu", 10, "ppo-multigpu.md"),
     "physics": ("ppo_continuous_action_jax", 4, "ppo-continuous-action-jax.md"),
     "rnd": ("ppo_rnd_envpool", 10, "ppo-rnd.md"),
     "xla": ("ppo_atari_envpool_xla_jax(?:_scan)?", 7, "ppo-envpool-xla.md"),  # the last is shown by the second of them
