@@ -107,9 +107,9 @@ class AtariGames(gym.vector.VectorEnv):
         self.obs[g, :, :3] = self.obs[g, :, 1:4]  # [atari 7]
         self.obs[g, :, 3] = np.einsum("yxi,xi->yx", lines[:, self.columns[0]], self.columns[1]).round()
 
-    def start(self, g):
-        self.games[g].reset(seed=int(self.rngs[g].integers(2**30)))
-        for _ in range(self.rngs[g].integers(31)):  # [atari 1] the seed alone changes nothing in an emulator
+    def start(self, g, seed=None):
+        self.games[g].reset(seed=seed)  # a seed changes nothing in an emulator, and takes 0.1 s
+        for _ in range(self.rngs[g].integers(31)):  # [atari 1]
             self.emulators[g].act(np.zeros(len(self.players), np.int32))
         self.terminated[g], self.truncated[g], self.rewards[g], self.scores[g], self.lengths[g] = False, False, 0, 0, 0
         self.obs[g, :, :4] = 0
@@ -132,8 +132,10 @@ class AtariGames(gym.vector.VectorEnv):
         self.look(g, frames)
 
     def reset(self, *, seed=None, options=None):
-        self.rngs = [np.random.default_rng(None if seed is None else (seed, g)) for g in range(len(self.games))]
-        list(self.threads.map(self.start, range(len(self.games))))
+        seeds = [None if seed is None else seed + g for g in range(len(self.games))]
+        if seed is not None:
+            self.rngs = [np.random.default_rng(seed) for seed in seeds]
+        list(self.threads.map(self.start, range(len(self.games)), seeds))
         return self.obs.reshape(self.num_envs, *self.single_observation_space.shape).copy(), {}
 
     def step(self, actions):
@@ -154,14 +156,16 @@ class AtariGames(gym.vector.VectorEnv):
 
 
 def make_envs(args, num_envs, render_mode=None):
-    def make_game():
+    def make_game(_):
         roms = str(Path(ale_py.__file__).parent / "roms")
         env_id = args.env_id if "/" in args.env_id else f"atari/{args.env_id}"
         game = pettingzoo.make("parallel", env_id, auto_rom_install_path=roms, render_mode=render_mode)
         return game.unwrapped  # without a detour over players that take turns, which costs a third of the speed
 
-    first = make_game()
-    return AtariGames([first, *(make_game() for _ in range(1, num_envs // first.max_num_agents))], render_mode)
+    first = make_game(0)
+    with ThreadPoolExecutor() as threads:  # each takes a while
+        others = list(threads.map(make_game, range(1, num_envs // first.max_num_agents)))
+    return AtariGames([first, *others], render_mode)
 
 
 def layer_init(layer, gain=2**0.5):
@@ -229,9 +233,9 @@ class League:
         self.players, self.ratings = [None, *players], ratings
 
     @torch.no_grad()
-    def play(self, arena, seats, max_steps, seed):
+    def play(self, arena, seats, max_steps):
         """The scores of games that are over, or cut, after so many steps, with the players that the seats name."""
-        (obs, _), scores, is_playing = arena.reset(seed=seed), np.zeros(len(seats)), np.ones(len(seats), dtype=bool)
+        (obs, _), scores, is_playing = arena.reset(), np.zeros(len(seats)), np.ones(len(seats), dtype=bool)
         log_probs = torch.zeros(len(seats), int(arena.single_action_space.n))
         for _ in range(max_steps):
             for i in np.unique(seats[seats > 0]):
@@ -244,7 +248,7 @@ class League:
                 break
         return scores
 
-    def rate(self, arena, max_steps, seed):
+    def rate(self, arena, max_steps):
         """Take in the agent as it is now, with the rating that its games give it; that, and its points against random."""
         self.players.append({name: weights.clone() for name, weights in self.agent.state_dict().items()})
         num_players, rivals = len(arena.players), [0, *range(len(self.players) - 2, 0, -1)]  # random, then the newest
@@ -252,7 +256,7 @@ class League:
         own_seat, rivals = games % num_players, np.array(rivals)[games // num_players % len(rivals)]
         seats = rivals.repeat(num_players).reshape(-1, num_players)
         seats[games, own_seat] = len(self.players) - 1  # [selfplay 6] all seats in turn, against each rival
-        scores = self.play(arena, seats.flatten(), max_steps, seed).reshape(seats.shape)
+        scores = self.play(arena, seats.flatten(), max_steps).reshape(seats.shape)
         own = scores[games, own_seat, None]
         points = ((own > scores).sum(1) + 0.5 * (own == scores).sum(1) - 0.5) / (num_players - 1)  # less a draw with itself
         # [selfplay 7] a draw with the last checkpoint is added, or who wins all would have no rating
@@ -301,11 +305,9 @@ if __name__ == "__main__":
             raise SystemExit(f"these flags do not fit: {rule} must hold")
     try:
         envs = make_envs(args, args.num_envs, "rgb_array" if args.capture_video else None)
-        num_players = len(envs.players)
-        arena = make_envs(args, args.elo_games * num_players)
     except Exception as error:
         raise SystemExit(f"cannot make {args.env_id}: {type(error).__name__}: {error}".splitlines()[0]) from None
-    obs_space, action_space = envs.single_observation_space, envs.single_action_space
+    obs_space, action_space, num_players = envs.single_observation_space, envs.single_action_space, len(envs.players)
     for need, is_met in {
         "two players or more": num_players > 1,
         "a number of players that divides --num-envs": args.num_envs % num_players == 0,
@@ -325,7 +327,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1 if device.type == "cuda" else torch.get_num_threads())  # idle ones would be in the emulators' way
     agent = Agent(envs).to(device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)  # [core 3]
-    league = League(agent, args.elo_players)
+    league, arena = League(agent, args.elo_players), make_envs(args, args.elo_games * num_players)
     parts, global_step = {"agent": agent, "optimizer": optimizer, "league": league}, 0
     if resume is not None and (run_folder / "checkpoint.pt").exists():
         try:
@@ -385,6 +387,7 @@ if __name__ == "__main__":
 
     # train, from new episodes also after a resume
     obs[-1], _ = envs.reset(seed=int(np.random.SeedSequence((args.seed, global_step)).generate_state(1)[0] >> 2))  # 30 bits
+    arena.reset(seed=int(np.random.SeedSequence((args.seed, global_step, 1)).generate_state(1)[0] >> 2))
     loop_start, start_step = time.time(), global_step
     progress = tqdm(initial=global_step, total=num_iterations * batch_size, unit="step", unit_scale=True)
     for iteration in range(global_step // batch_size, num_iterations):
@@ -475,8 +478,7 @@ if __name__ == "__main__":
         # rate
         is_due = (iteration + 1) % args.checkpoint_interval == 0 or iteration + 1 == num_iterations
         if is_due and args.elo_games > 0:
-            arena_seed = int(np.random.SeedSequence((args.seed, global_step, 1)).generate_state(1)[0] >> 2)
-            rating, points_against_random = league.rate(arena, args.elo_steps, arena_seed)
+            rating, points_against_random = league.rate(arena, args.elo_steps)
             writer.add_scalar("charts/elo", rating, global_step)
             writer.add_scalar("charts/points_against_random", points_against_random, global_step)
 

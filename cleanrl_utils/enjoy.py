@@ -157,7 +157,7 @@ def evaluate(run_folder, checkpoint, episodes=10, seed=1000, num_videos=0, **cho
     render_mode = "rgb_array" if num_videos else None
     env_id, envs, policy = make_agent(run_folder, checkpoint, render_mode, seed=seed, **choices)
     if num_videos:
-        videos = dict(video_folder=str(run_folder / "videos"), name_prefix=f"eval-seed-{seed}")
+        videos = dict(video_folder=str(run_folder / "videos"), name_prefix=f"eval-seed-{seed}", record_first_only=True)
         envs = gym.wrappers.vector.RecordVideo(envs, **videos, episode_trigger=lambda episode: episode < num_videos)
     returns, lengths = play(envs, policy, episodes, seed)
     envs.close()
