@@ -140,6 +140,8 @@ def test_command_runs(checkout, command):
         few = " --num-envs 8 --num-steps 8 --num-minibatches 2 --total-timesteps 64"  # of thousands
         small = few if algorithm[1] == "ppo_continuous_action_jax" else small
         words += large if "_atari" in algorithm[1] else small
+        if "_pettingzoo" in algorithm[1]:
+            words += " --num-envs 4 --num-steps 8 --num-minibatches 2 --elo-games 4 --elo-steps 4"
         if "_rnd" in algorithm[1]:
             words += f" --num-envs 4{large} --num-iterations-obs-norm-init 1"
     words = words.replace("results/export.py ppo runs", "results/export.py ppo published")
@@ -198,6 +200,7 @@ DETAILS = {  # of each family: the file that shows them, how many there are, and
     "continuous": ("ppo_continuous_action", 9, "ppo.md"),
     "lstm": ("ppo_atari_lstm", 5, "ppo.md"),
     "multidiscrete": ("ppo_multidiscrete", 1, "ppo.md"),
+    "selfplay": ("ppo_pettingzoo_ma_atari", 8, "ppo-self-play.md"),
     "rpo": ("rpo_continuous_action", 1, "rpo.md"),
     "dqn": ("dqn", 6, "dqn.md"),
     "frames": ("dqn_atari", 2, "dqn.md"),
