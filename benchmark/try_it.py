@@ -1,7 +1,7 @@
 """The weights that play on docs/try-it.md: a ppo.py run on CartPole-v1 at several steps, as JSON.
 
     python -m cleanrl_utils.enjoy runs --snapshots                                # in a terminal of its own, before the next
-    python cleanrl/ppo.py --total-timesteps 200_000 --checkpoint-interval 8
+    python cleanrl/ppo.py --checkpoint-interval 4
     python benchmark/try_it.py runs/<run> docs/try-it/cartpole.json
 
 Of the snapshots it takes ten, close together at the start, where most is learned; each plays 20 games in Gymnasium first.

@@ -169,17 +169,20 @@ def split_guard(text):
 
 @cache
 def about_file(name):
-    """The page that explains an algorithm file, its heading there, and the words on what it works with."""
-    page, anchor, words = None, "", ""
-    for uri, text in pages().items():
-        row = re.search(rf"^\| \[`{name}\.py`\]\([^)]*\)[^|]*\| ([^|]*) \|$", text, re.M)
-        heading = re.search(rf"^## (.*\b{name}\.py.*)$", text, re.M)
-        if heading:
-            page, anchor = uri, slug(heading[1])
-        words = words or (row[1] if row and uri.startswith("rl-algorithms/") else "")
-    if page is None:
-        log.warning(f"cleanrl/{name}.py has no heading '## {name}.py' on a page of docs/rl-algorithms")
-        page = "files.md"
+    """The page that explains an algorithm file, its heading there if it has one, and the words on what it works with."""
+    told = {uri: text for uri, text in pages().items() if uri.startswith("rl-algorithms/")}
+    heading = re.compile(rf"^## (.*\b{name}\.py.*)$", re.M)
+    page = next((uri for uri, text in told.items() if heading.search(text)), None)
+    anchor = slug(heading.search(told[page])[1]) if page else ""
+    if page is None:  # a page of its own, without such a heading
+        page = max(told, key=lambda uri: len(re.findall(rf"cleanrl/{name}\.py", told[uri])))
+        if f"cleanrl/{name}.py" not in told[page]:
+            log.warning(f"cleanrl/{name}.py is explained on no page of docs/rl-algorithms")
+            page = "files.md"
+    rows = [re.search(rf"^\| \[`{name}\.py`\]\([^)]*\)[^|]*\| ([^|]*) \|$", text, re.M) for text in told.values()]
+    words = next((relink(row[1], DOCS / "rl-algorithms", "code/x.md") for row in rows if row), "")
+    if not words:
+        words = ast.get_docstring(ast.parse((ROOT / "cleanrl" / f"{name}.py").read_text())).splitlines()[0].rstrip(".")
     return page, anchor, words
 
 
@@ -275,7 +278,7 @@ def annotated(name):
     links += [f"[the bare file](../raw/cleanrl/{name}.py)", "[all files](../files.md)"]
     told = [
         f"{SKIP}# {name}.py\n",
-        relink(words[:1].upper() + words[1:], base_of(page), uri) + "\n",
+        words[:1].upper() + words[1:] + "\n",
         " · ".join(links) + "\n{: .links }\n",
     ]
     starts, seen = step_lines(source), set()
@@ -342,7 +345,7 @@ def files_table():
         page, anchor, words = about_file(name)
         title = re.search(r"^# (?:.*\()?([^()\n]+)\)?$", pages()[page], re.M)[1]
         grew = f"[`{parent(name)}.py`: what changed](diff/{name}.md)" if parent(name) else ""
-        words = relink(words, base_of(page), "files.md")
+        words = words.replace("](../", "](")
         rows.append(f"| [`{name}.py`](code/{name}.md) | {words} | {grew} | [{title}]({page}{'#' * bool(anchor)}{anchor}) |")
     return "\n".join(rows)
 
@@ -432,11 +435,13 @@ def on_page_markdown(markdown, page, config, files):
         page.meta["hide"] = ["navigation"] if uri == "index.md" else ["toc"]
     if uri.startswith("rl-algorithms/"):
         markdown = add_anchors(markdown)
-        for name in algorithms():  # under its heading, the ways to read a file
-            heading = re.compile(rf"^## .*\b{name}\.py.*$", re.M)
+        for name in algorithms():  # under its heading, or the page's, the ways to read a file
+            page_of_file, anchor, _ = about_file(name)
             links = f"[`{name}.py` with notes](../code/{name}.md)"
             links += f" · [what it changes in `{parent(name)}.py`](../diff/{name}.md)" if parent(name) else ""
-            markdown = heading.sub(lambda match, links=links: f"{match[0]}\n\n{links}\n{{: .links }}\n", markdown, count=1)
+            if page_of_file == uri:
+                heading = re.compile(rf"^## .*\b{name}\.py.*$" if anchor else r"^# .*$", re.M)
+                markdown = heading.sub(lambda match, links=links: f"{match[0]}\n\n{links}\n{{: .links }}\n", markdown, count=1)
     markdown = relink(markdown, base_of(uri), uri)
     markdown = re.sub(r"^<!-- details (\w+) -->$", lambda match: detail_sections(match[1]), markdown, flags=re.M)
     for mark, table in {"<!-- files -->": files_table, "<!-- systems -->": systems_table}.items():
