@@ -319,7 +319,7 @@ def mean_of_last(folder, episodes):
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_learns_a_level_of_jumper(file, tmp_path):
-    """Its first easy level, over after a few steps: 10 for the carrot, nothing for a fall. Who plays at random has 6.75 (of 3260
+    """Its first easy level, over after a few steps: 10 for the carrot, nothing for a fall. Random play has 6.75 (of 3260
     episodes); with these flags and seed 1, PPO had 10 in all episodes from step 1800 on."""
     flags = ("--num-envs", 16, "--num-steps", 16, "--num-minibatches", 2, "--update-epochs", 3, "--total-timesteps", 2048)
     train(file, tmp_path, *JUMPER, *flags)
