@@ -320,16 +320,14 @@ def test_the_bonus_falls_for_what_was_seen_often_and_stays_for_what_is_new(file,
     bonuses = []
 
     def look(names):
-        bonuses.append(torch.no_grad()(names["rnd"])(torch.from_numpy(Gallery.pictures)).sum(1) / 2)
+        if names["iteration"] in (0, 39):
+            bonuses.append(torch.no_grad()(names["rnd"])(torch.from_numpy(Gallery.pictures)).sum(1) / 2)
 
     flags = ("--num-envs", 2, "--num-steps", 4, "--num-minibatches", 1, "--learning-rate", 0.001, "--update-proportion", 0.5)
-    names = train(file, tmp_path, *SMALL, *flags, "--total-timesteps", 320, on_update=look)
-    (seen, new), (seen_at_last, new_at_last) = (x.view(2, 4).mean(1) for x in (bonuses[0], bonuses[-1]))
+    train(file, tmp_path, *SMALL, *flags, "--total-timesteps", 320, on_update=look)
+    (seen, new), (seen_at_last, new_at_last) = (x.view(2, 4).mean(1) for x in bonuses)
     assert seen > new / 4, "at first, both are new"
     assert seen_at_last < seen / 20 and new_at_last > new / 5
-    with torch.no_grad():
-        values = names["agent"](names["obs"][0])[2]
-    assert values.abs().max() < 100, "and nothing runs away"
 
 
 def test_the_curiosity_of_games_is_logged_where_they_end(file, tmp_path):
@@ -430,6 +428,7 @@ def test_values_of_a_probe(file, tmp_path):
     assert learned == pytest.approx([1, 2], abs=0.25)
 
 
+@pytest.mark.slow
 def test_actions_of_a_probe(file, tmp_path):
     """Acting through load_policy in fresh environments, as every evaluation does."""
     flags = (*PROBE_FLAGS, *WARM_UP, "--learning-rate", 0.002, "--int-coef", 0, "--ent-coef", 0.01, "--total-timesteps", 384)
