@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import tomllib
 from html.parser import HTMLParser
 from urllib.parse import unquote, urljoin, urlsplit
 
@@ -107,6 +108,17 @@ def test_every_page_is_in_the_nav():
     missing = sorted(there - set(nav()))
     assert not missing, f"not in the nav of mkdocs.yml: {', '.join(f'docs/{page}' for page in missing)}"
     assert sorted(nav()) == sorted(set(nav())), "twice in the nav"
+
+
+def test_every_extra_is_on_the_page():
+    told = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "installation.md").read_text(), re.M)
+    assert sorted(told) == sorted(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+
+
+def test_lists_of_github_are_lists_of_markdown():
+    text = "1. one\n   more\n\n   ```bash\n   a\n     b\n   ```\n\n2. two\n\n```text\n  x\n```\n  - y"
+    wanted = "1. one\n    more\n\n    ```bash\n    a\n      b\n    ```\n\n2. two\n\n```text\n  x\n```\n    - y"
+    assert HOOKS.indent_lists(text) == wanted
 
 
 def test_builds_strictly(site):

@@ -134,6 +134,24 @@ def relink(text, base, uri):
     return LINK.sub(link, text)
 
 
+def indent_lists(text):
+    """GitHub lets what belongs to a list's item be indented by two or three spaces, Python's Markdown wants four."""
+    lines, fence = [], None  # the indentation of the code block that we are in
+    for line in text.split("\n"):
+        depth = len(line) - len(line.lstrip(" "))
+        if fence is None and depth in (2, 3):
+            fence = depth if line.lstrip().startswith("```") else None
+            line = " " * (4 - depth) + line
+        elif fence is not None:
+            is_end = line.strip() == "```"
+            line = " " * (4 - fence) * bool(fence) + line
+            fence = None if is_end else fence
+        elif line.startswith("```"):
+            fence = 0
+        lines.append(line)
+    return "\n".join(lines)
+
+
 # ---- what the pages say ----
 
 
@@ -442,7 +460,7 @@ def on_page_markdown(markdown, page, config, files):
             if page_of_file == uri:
                 heading = re.compile(rf"^## .*\b{name}\.py.*$" if anchor else r"^# .*$", re.M)
                 markdown = heading.sub(lambda match, links=links: f"{match[0]}\n\n{links}\n{{: .links }}\n", markdown, count=1)
-    markdown = relink(markdown, base_of(uri), uri)
+    markdown = relink(indent_lists(markdown), base_of(uri), uri)
     markdown = re.sub(r"^<!-- details (\w+) -->$", lambda match: detail_sections(match[1]), markdown, flags=re.M)
     for mark, table in {"<!-- files -->": files_table, "<!-- systems -->": systems_table}.items():
         markdown = markdown.replace(mark, table()) if mark in markdown else markdown
