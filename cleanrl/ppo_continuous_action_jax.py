@@ -303,7 +303,8 @@ def make_program(args):
         params, rows = run["agent"]["params"], (args.num_steps, args.num_envs)
         key, noise_key, place_key, reset_key, order_key = jax.random.split(run["key"], 5)
         pool = jax.tree.leaves(jax.vmap(env.reset)(jax.random.split(reset_key, args.num_envs)))  # [physics 2]
-        drawn = jax.random.normal(noise_key, (*rows, action_dim)), jax.random.randint(place_key, rows, 0, args.num_envs)
+        shifts = jax.random.randint(place_key, (args.num_steps, 1), 0, args.num_envs)  # whoever end together start differently
+        drawn = jax.random.normal(noise_key, (*rows, action_dim)), (jnp.arange(args.num_envs) + shifts) % args.num_envs
         world, rollout = jax.lax.scan(partial(act, floats, run["agent"], pool), run["world"], drawn)
         obs, actions, logprobs, rewards, discounted, terminated, next_obs, episodes = rollout
 

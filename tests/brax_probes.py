@@ -136,7 +136,7 @@ class RandomEnds(Probe):
         return {"state": jnp.where((time > 0) & jax.random.bernoulli(broken, 0.02), jnp.nan, seen), "privileged_state": seen}
 
     def reward(self, key, obs, action, time):
-        return obs["state"][0] + action - 0.3 + 400 * jax.random.bernoulli(key, 0.003)
+        return obs["state"][0].clip(-3, 3) + action - 0.3 + 900 * jax.random.bernoulli(key, 0.003)
 
     def ends(self, key, obs, time):
         return jax.random.bernoulli(key, 0.1)
