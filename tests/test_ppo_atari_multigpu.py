@@ -240,13 +240,12 @@ def test_multigpu_7_all_stop_at_the_same_epoch(file, tmp_path):
         assert told == others_told and told["approx_kl"] == pytest.approx((ratio - 1 - ratio.log()).mean().item(), abs=1e-6)
         assert told["old_approx_kl"] == pytest.approx(-ratio.log().mean().item(), abs=1e-6)
         assert told["clipfrac"] == pytest.approx(((ratio - 1).abs() > 0.1).double().mean().item(), abs=1e-6)
-    own = [(ratio - 1 - ratio.log()).mean().item() for ratio in (first[3][0]["ratio"], second[3][0]["ratio"])]
-    assert abs(own[0] - own[1]) > 1e-6, "each would decide by another number"
-    between = sum(own) / 2  # at the second epoch's end
-    results = run_all(file, tmp_path / "stopped", *flags, "--target-kl", between, look=batch)
-    assert len(results[0][0]) == len(results[1][0]) and (len(results[0][0]) < 6) == (first[3][3]["approx_kl"] > between)
-    results = run_all(file, tmp_path / "at once", *flags, "--target-kl", 1e-12, look=batch)
-    assert [len(seen) for seen, _ in results] == [2, 2]
+    own = [(ratio - 1 - ratio.log()).mean().item() for ratio in (first[1][0]["ratio"], second[1][0]["ratio"])]
+    target = sum(own) / 2  # one process alone would stop after the first epoch, the other would not
+    assert abs(own[0] - own[1]) > 1e-6
+    epochs = next((epoch for epoch in (1, 2) if first[2 * epoch - 1][3]["approx_kl"] > target), 3)
+    results = run_all(file, tmp_path / "stopped", *flags, "--target-kl", target, look=batch)
+    assert [len(seen) for seen, _ in results] == [2 * epochs] * 2
 
 
 def test_multigpu_8_the_first_writes_and_no_episode_is_lost(file, tmp_path):
@@ -280,15 +279,17 @@ def test_multigpu_9_a_resumed_run_goes_on_in_all_processes(file, tmp_path):
     assert {name: same(whole[name], cut[name]) for name in whole} == dict.fromkeys(whole, True) and cut["global_step"] == 128
 
     # or with another number of processes, that share the same environments
-    assert "3 processes cannot share" in run_all(file, tmp_path / "three", "--resume", tmp_path / "copy", world_size=3)[0][1]
     names = train(file, tmp_path / "one", "--resume", tmp_path / "copy")
     assert names["args"].local_num_envs == names["num_envs"] == 4 and names["global_step"] == 128
     assert len(read_checkpoint(tmp_path / "copy")["rng"]) == 1
     edit(tmp_path / "copy", total_timesteps=160)
     tell = lambda names: (names["args"].local_num_envs, names["num_envs"], torch.rand(3).tolist())  # noqa: E731
-    results = run_all(file, tmp_path / "four", "--resume", tmp_path / "copy", world_size=4, tell=tell)
-    assert [end[:2] for _, end in results] == [(1, 4)] * 4 and len({str(end[2]) for _, end in results}) == 4
-    assert read_checkpoint(tmp_path / "copy")["global_step"] == 160 and len(read_checkpoint(tmp_path / "copy")["rng"]) == 4
+    (_, first), (_, second) = run_all(file, tmp_path / "two", "--resume", tmp_path / "copy", tell=tell)
+    assert first[:2] == second[:2] == (2, 4) and first[2] != second[2]
+    assert read_checkpoint(tmp_path / "copy")["global_step"] == 160 and len(read_checkpoint(tmp_path / "copy")["rng"]) == 2
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WORLD_SIZE", "3")
+        assert "3 processes cannot share its environments evenly" in refuse(file, tmp_path, "--resume", tmp_path / "copy")
 
 
 def test_multigpu_10_a_lost_process_ends_all_with_one_line(file, tmp_path):
