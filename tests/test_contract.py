@@ -37,7 +37,7 @@ from tests.harness import (
 
 TORCH = [stem for stem in FILES if "_jax" not in stem]  # how the others resume is tested in their own files
 LONG = [
-    stem for stem in TORCH if stem not in ("ppo_rnd_envpool", "ppo_procgen")
+    stem for stem in TORCH if stem not in ("ppo_rnd_envpool", "ppo_procgen", "ppo_atari_multigpu")
 ]  # what takes long, and is the same code in the others
 LOSSES = {"dqn": "losses/td_loss", "c51": "losses/loss", **dict.fromkeys(["ppo", "rpo", "ppg"], "losses/value_loss")}
 LOSSES |= dict.fromkeys(["ddp", "td3", "sac"], "losses/qf1_loss")
