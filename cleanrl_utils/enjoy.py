@@ -27,7 +27,8 @@ import tyro
 
 ALGORITHMS = Path(__file__).resolve().parent.parent / "cleanrl"
 CHECKPOINTS = ("checkpoint.msgpack", "checkpoint.pt", "model.safetensors")  # what JAX, PyTorch and the Hub call it
-TRAINING_ONLY = re.compile(r"(.*_)?(optimizer|rng)|opt_state|target_.*|buffer|added|league|world|key")  # parts of a checkpoint
+TRAINING_ONLY = r"(.*_)?(optimizer|rng)|opt_state|target_.*|buffer|added|league|world|key|rnd|bonus_filter"
+TRAINING_ONLY = re.compile(TRAINING_ONLY)  # parts of a checkpoint
 GRID_CELLS = 9  # checkpoints in one video
 GRID_WIDTH = 1280  # pixels
 GRID_STEPS = 10_000  # a video ends there, since some agents never lose
