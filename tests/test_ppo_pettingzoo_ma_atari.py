@@ -99,6 +99,7 @@ def test_games_match_a_plain_reference(file, tmp_path, env_id, rom, mode, max_fr
         assert terminated.tolist() == [over] * 2 and truncated.tolist() == [cut] * 2
         if over or cut:
             break
+    assert envs.games[0].frame == game.num_frames
     assert infos["episode"]["r"].tolist() == scores.tolist() and infos["episode"]["l"].tolist() == [t, t]
     assert np.abs(obs[1, :4].astype(int) - expected).max() <= 1, "the last observation is the true one"
     if rom == "pong":
@@ -111,20 +112,19 @@ def test_games_match_a_plain_reference(file, tmp_path, env_id, rom, mode, max_fr
 
 
 def test_atari_1_games_start_after_up_to_30_no_ops(file, tmp_path):
-    """Without them, all games of a seed, and of all seeds, would be the same."""
-    envs, game = make_envs(file, "pong_v3", num_envs=8), PlainGame("pong", 4, None)
+    """Without them, all games would start alike, whatever their seed."""
+    envs, waits = make_envs(file, "pong_v3", num_envs=6), [[], [], []]
+    for g, emulator in enumerate(envs.emulators):
+        emulator.act = lambda actions, g=g, act=emulator.act: waits[g].append(actions.any()) or act(actions)
     obs, _ = envs.reset(seed=3)
-    assert len(set(waits_of(envs))) > 1
-    for g, waited in enumerate(waits_of(envs)):
-        assert np.abs(obs[2 * g, :4].astype(int) - game.reset(waited)).max() <= 1
+    assert [len(acts) for acts in waits] == waits_of(envs) and len(set(waits_of(envs))) == 3
+    assert not any(map(any, waits)), "nobody does anything"
     assert np.array_equal(envs.reset(seed=3)[0], obs), "the same seed, the same games"
-    waits, act = [], envs.emulators[0].act
-    envs.emulators[0].act = lambda actions: waits.append(actions.any()) or act(actions)
     counts = []
     for _ in range(100):
+        waits[0].clear()
         envs.start(0)
-        counts.append(len(waits))
-        waits.clear()
+        counts.append(len(waits[0]))
     assert min(counts) == 0 and max(counts) == 30 and len(set(counts)) > 20
     envs.close()
 
@@ -164,8 +164,8 @@ def test_selfplay_1_a_row_for_each_player_of_each_game(file, tmp_path):
 
     names = train(file, tmp_path, "--env-id", DUEL, *PROBE_FLAGS, "--total-timesteps", 64)
     logged = scalars(only_run(tmp_path))
-    returns = [[value for _, value in logged[f"charts/episodic_return-player{i}"]] for i in (0, 1)]
-    steps = [[step for step, _ in logged[f"charts/episodic_length-player{i}"]] for i in (0, 1)]
+    returns = [[value for _, value in logged.get(f"charts/episodic_return-player{i}", ())] for i in (0, 1)]
+    steps = [[step for step, _ in logged.get(f"charts/episodic_length-player{i}", ())] for i in (0, 1)]
     assert returns[0] == [-value for value in returns[1]] and {*map(abs, returns[0])} & {2, 4, 6}, "not clipped"
     assert steps[0] == [4 * (t - 1) + row for t in (3, 7, 11, 15) for row in (1, 3)]
     assert steps[1] == [step + 1 for step in steps[0]]
@@ -214,15 +214,16 @@ def test_selfplay_3_the_blue_of_the_screen(file, tmp_path):
 
 
 def test_selfplay_4_who_is_out_stays_out(file, tmp_path):
+    """It is told at each step, until the game is over and both are reported."""
     envs = make_envs(file, ONE_OUT, num_envs=4)
     envs.reset(seed=1)
-    for _ in range(2):
-        steps = [envs.step(np.zeros(4, dtype=int))[1:] for _ in range(4)]
-        assert [rewards.tolist() for rewards, *_ in steps] == [[1, 1, 1, 1], [1, 0, 1, 0], [1, 0, 1, 0], [0, 0, 0, 0]]
-        assert [terminated.tolist()[:2] for _, terminated, *_ in steps] == [[False, True]] * 3 + [[False, False]]
-        assert [truncated.tolist()[:2] for _, _, truncated, _ in steps] == [[False] * 2] * 2 + [[True, False], [False] * 2]
-        assert [bool(infos) for *_, infos in steps] == [False, False, True, False], "both are reported when the game is over"
-        assert steps[2][3]["episode"]["r"].tolist() == [3, 1, 3, 1] and steps[2][3]["episode"]["l"].tolist() == [3] * 4
+    for t in range(8):
+        _, rewards, terminated, truncated, infos = envs.step(np.zeros(4, dtype=int))
+        assert rewards.tolist() == [[1, 1, 1, 1], [1, 0, 1, 0], [1, 0, 1, 0], [0, 0, 0, 0]][t % 4]
+        assert terminated.tolist() == [False, t % 4 < 3] * 2 and truncated.tolist() == [t % 4 == 2, False] * 2
+        assert bool(infos) == (t % 4 == 2)
+        if infos:
+            assert infos["episode"]["r"].tolist() == [3, 1, 3, 1] and infos["episode"]["l"].tolist() == [3] * 4
 
 
 def test_selfplay_4_who_is_out_waits_for_the_end_of_the_game(file, tmp_path):
@@ -384,6 +385,24 @@ def test_games_are_played_by_those_in_their_seats(file, tmp_path):
     seats = np.array([1, 2, 2, 1])
     assert league.play(envs, seats, 9).tolist() == [-6, 6, 6, -6]
     assert league.play(envs, seats, 2).tolist() == [-4, 4, 4, -4]
+
+
+def test_only_the_first_game_counts(file, tmp_path):
+    """Where games are over at different times, who is done waits for the others."""
+    names = runpy.run_path(str(file))
+    envs = names["make_envs"](names["Args"](env_id=probe(file, "RandomEnds")), 8)
+    first, step = {}, envs.step
+
+    def watch(actions):
+        answer = step(actions)
+        for row in np.flatnonzero(answer[-1].get("_episode", ())):
+            first.setdefault(row, answer[-1]["episode"]["r"][row])
+        return answer
+
+    envs.step = watch
+    envs.reset(seed=1)
+    scores = names["League"](names["Agent"](envs), 3).play(envs, np.zeros(8, dtype=int), 1000)
+    assert scores.tolist() == pytest.approx([first[row] for row in range(8)])
 
 
 # the league in a run
