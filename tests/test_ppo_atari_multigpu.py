@@ -338,6 +338,7 @@ def test_alone_it_learns_as_ppo_atari_does(file, tmp_path):
 # known answers, learned together
 
 
+@pytest.mark.slow
 def test_two_processes_learn_the_values_and_actions_of_probes(file, tmp_path):
     """Random play of ActionAndObsMatter makes 0."""
     flags = ("--local-num-envs", 2, *PROBE_FLAGS[2:], "--total-timesteps", 384)
