@@ -247,9 +247,7 @@ if __name__ == "__main__":
             raise SystemExit(f"{Path(__file__).name} needs {need}, which {args.env_id} does not have")
     aux_bytes = args.n_iteration * args.num_steps * args.num_envs * int(np.prod(obs_space.shape))
     if aux_bytes > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
-        raise SystemExit(
-            f"the images of {args.n_iteration} iterations take {aux_bytes / 1e9:.1f} GB: more than this machine has"
-        )
+        raise SystemExit(f"the images of {args.n_iteration} iterations take {aux_bytes / 1e9:.1f} GB, more than there is here")
 
     # seed, build, restore
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic matrix products need on a GPU

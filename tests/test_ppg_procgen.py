@@ -174,7 +174,7 @@ def test_ppg_7_the_auxiliary_phase_improves_the_values_and_keeps_the_policy(file
     def look(names):
         before.setdefault("agent", copy.deepcopy(names["agent"]))
 
-    flags = ("--num-steps", 8, "--e-auxiliary", 8, "--num-aux-rollouts", 4, "--learning-rate", 0.001, "--gamma", 0.5)
+    flags = ("--num-steps", 8, "--e-auxiliary", 8, "--num-aux-rollouts", 2, "--learning-rate", 0.002, "--gamma", 0.5)
     names = phases(file, tmp_path, *flags, "--total-timesteps", 64, env_id="ValueFromObs", policy=sharpen, auxiliary=look)
     with torch.no_grad():
         old, new = before["agent"](names["aux_obs"].flatten(0, 1)), names["agent"](names["aux_obs"].flatten(0, 1))
@@ -254,7 +254,8 @@ def test_a_resumed_run_repeats_the_phase_it_was_in(file, tmp_path, stop_at):
     train(file, tmp_path / "cut", "--resume", run)
     whole, cut = read_checkpoint(only_run(tmp_path / "whole")), read_checkpoint(run)
     assert {name: same(whole[name], cut[name]) for name in whole} == dict.fromkeys(whole, True) and cut["global_step"] == 80
-    assert {**scalars(run), "charts/SPS": None} == {**scalars(only_run(tmp_path / "whole")), "charts/SPS": None}
+    curves = [repr({**scalars(run), "charts/SPS": None}) for run in (run, only_run(tmp_path / "whole"))]  # not all numbers
+    assert curves[0] == curves[1]
 
 
 def test_a_checkpoint_within_a_phase_is_of_another_run(file, tmp_path):
