@@ -243,7 +243,7 @@ def test_an_iteration_is_that_of_ppo_atari_envpool(file, tmp_path):
 
 def test_xla_5_a_policy_that_moved_too_far_learns_no_more(file, tmp_path):
     """It stops after the epoch in which it did, and its metrics are those of the epochs that there were."""
-    _, _, done = check_iterations(file, "--target-kl", 0.004)
+    _, _, done = check_iterations(file, "--target-kl", 0.0003)
     assert 0 < min(did["epochs"] for did in done) < 3, "it must have stopped"
     assert watch(file, "--target-kl", 1e9)[3][1][0] == pytest.approx(watch(file)[3][1][0], rel=1e-4, abs=1e-6)
 
@@ -272,7 +272,7 @@ def compile_seconds(file, *flags):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_xla_2_scans_compile_in_a_third_of_the_time(tmp_path):
-    """Also with an eighth of the steps: with all 128, loops take several times as long again."""
+    """Also with an eighth of the steps. With all 128, loops had not ended after 100 s of CPU time when scans took 7."""
     flags = ("--num-steps", 16)
     assert compile_seconds(SCAN, *flags) < compile_seconds(LOOPS, *flags) / 3
 
@@ -298,7 +298,7 @@ def test_xla_1_real_games_are_those_that_python_steps(tmp_path):
     world = dict(handle=handle, obs=jnp.array(obs), is_last=no, scores=no.astype(np.float32))
     program, policy = jax.jit(functools.partial(iterate, step)), jax.jit(lambda params, obs: Tiny(4).apply(params, obs)[0])
     games, lives_lost, now = 0, 0, obs.copy()
-    for iteration in range(2):
+    for iteration in range(3):
         params, (agent, world, (_, (is_over, scores, lengths))) = agent["params"], program(agent, world, iteration)
         key, _ = jax.random.split(jax.random.fold_in(jax.random.key(1), iteration))
         for t, noise in enumerate(jax.random.gumbel(key, (110, 2, 4))):
