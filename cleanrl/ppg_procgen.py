@@ -128,7 +128,7 @@ def load_qt():
 def make_envs(args, num_envs, render_mode=None):
     load_qt()
     task_id = f"{args.env_id.capitalize()}{args.distribution_mode.capitalize()}-v0"  # such as StarpilotEasy-v0
-    settings = dict(task_id=task_id, num_envs=num_envs, num_levels=args.num_levels)  # [core 1, procgen 1]
+    settings = dict(task_id=task_id, num_envs=num_envs, num_levels=args.num_levels)  # [core 1] [procgen 1]
     return ProcgenPool(partial(envpool.make_gymnasium, **settings))
 
 

@@ -142,6 +142,9 @@ def test_command_runs(checkout, command):
         words += large if "_atari" in algorithm[1] else small
         if "_pettingzoo" in algorithm[1]:
             words += " --num-envs 4 --num-steps 8 --num-minibatches 2 --elo-games 4 --elo-steps 4"
+        if "_procgen" in algorithm[1]:
+            words += " --num-envs 4 --num-steps 4 --num-minibatches 1 --total-timesteps 32"
+            words += " --n-iteration 1" if algorithm[1] == "ppg_procgen" else ""
         if "_rnd" in algorithm[1]:
             words += f" --num-envs 4{large} --num-iterations-obs-norm-init 1"
     words = words.replace("results/export.py ppo runs", "results/export.py ppo published")
@@ -214,6 +217,8 @@ DETAILS = {  # of each family: the file that shows them, how many there are, and
     "multigpu": ("ppo_atari_multigpu", 10, "ppo-multigpu.md"),
     "physics": ("ppo_continuous_action_jax", 4, "ppo-continuous-action-jax.md"),
     "rnd": ("ppo_rnd_envpool", 10, "ppo-rnd.md"),
+    "procgen": ("ppo_procgen", 3, "ppg.md"),
+    "ppg": ("ppg_procgen", 9, "ppg.md"),
     "xla": ("ppo_atari_envpool_xla_jax(?:_scan)?", 7, "ppo-envpool-xla.md"),  # the last is shown by the second of them
 }
 

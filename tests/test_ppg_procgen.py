@@ -141,6 +141,7 @@ def test_ppg_6_all_rollouts_of_a_phase_and_their_targets_are_distilled(file, tmp
     def look(names):
         when.append(names["iteration"])
         first = names["iteration"] // 2 * 8
+        assert len(rollouts) == first + 8, "the policy phase is over"
         for place, row in enumerate(names["rows"].tolist()):
             obs, returns, is_real = rollouts[first + row]
             assert torch.equal(names["aux_obs"][row], obs) and torch.equal(names["aux_is_real"][row] > 0, is_real)
@@ -181,10 +182,10 @@ def test_ppg_7_the_auxiliary_phase_improves_the_values_and_keeps_the_policy(file
     real = names["aux_is_real"].flatten() > 0
     divergence = torch.nn.functional.kl_div(new[0], old[0], log_target=True, reduction="none").sum(1)[real].mean().item()
     errors = [[((x - names["aux_returns"].flatten())[real] ** 2).mean().item() for x in values[1:]] for values in (old, new)]
-    print(f"KL {divergence:.5f}, errors of value and auxiliary value before {errors[0]} and after {errors[1]}")
+
     assert old[0][real].exp().max(1).values.mean() > 0.6, "a policy that is sure"
     assert 0 < divergence < KL_BOUND
-    assert errors[1][0] < 0.8 * errors[0][0] and errors[1][1] < 0.5 * errors[0][1]
+    assert errors[1][0] < 0.2 * errors[0][0] and errors[1][1] < 0.2 * errors[0][1]
 
 
 @pytest.mark.parametrize("accumulated", [1, 2])
