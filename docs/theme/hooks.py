@@ -187,7 +187,7 @@ def split_guard(text):
 
 @cache
 def about_file(name):
-    """The page that explains an algorithm file, its heading there if it has one, and the words on what it works with."""
+    """The page that explains an algorithm file, its heading there if it has one, and what it is in the file's own words."""
     told = {uri: text for uri, text in pages().items() if uri.startswith("rl-algorithms/")}
     heading = re.compile(rf"^## (.*\b{name}\.py.*)$", re.M)
     page = next((uri for uri, text in told.items() if heading.search(text)), None)
@@ -197,10 +197,8 @@ def about_file(name):
         if f"cleanrl/{name}.py" not in told[page]:
             log.warning(f"cleanrl/{name}.py is explained on no page of docs/rl-algorithms")
             page = "files.md"
-    rows = [re.search(rf"^\| \[`{name}\.py`\]\([^)]*\)[^|]*\| ([^|]*) \|$", text, re.M) for text in told.values()]
-    words = next((relink(row[1], DOCS / "rl-algorithms", "code/x.md") for row in rows if row), "")
-    if not words:
-        words = ast.get_docstring(ast.parse((ROOT / "cleanrl" / f"{name}.py").read_text())).splitlines()[0].rstrip(".")
+    docstring = ast.get_docstring(ast.parse((ROOT / "cleanrl" / f"{name}.py").read_text()))
+    words = re.split(r"\.?\n\n", docstring)[0].replace("\n", " ").rstrip(".")
     return page, anchor, words
 
 
@@ -296,7 +294,7 @@ def annotated(name):
     links += [f"[the bare file](../raw/cleanrl/{name}.py)", "[all files](../files.md)"]
     told = [
         f"{SKIP}# {name}.py\n",
-        words[:1].upper() + words[1:] + "\n",
+        f"{words}.\n",
         " · ".join(links) + "\n{: .links }\n",
     ]
     starts, seen = step_lines(source), set()
@@ -358,12 +356,11 @@ def source_html(path):
 
 def files_table():
     """The table of files.md."""
-    rows = ["| file | works with | grew out of | explained |", "|---|---|---|---|"]
+    rows = ["| file | what it is | grew out of | explained |", "|---|---|---|---|"]
     for name in algorithms():
         page, anchor, words = about_file(name)
         title = re.search(r"^# (?:.*\()?([^()\n]+)\)?$", pages()[page], re.M)[1]
         grew = f"[`{parent(name)}.py`: what changed](diff/{name}.md)" if parent(name) else ""
-        words = words.replace("](../", "](")
         rows.append(f"| [`{name}.py`](code/{name}.md) | {words} | {grew} | [{title}]({page}{'#' * bool(anchor)}{anchor}) |")
     return "\n".join(rows)
 
@@ -405,7 +402,8 @@ def detail_sections(family):
         text, guard = split_guard(told["text"])
         title, rest = re.match(r"\*\*(.+?)\*\*(.*)$", text).groups()
         line, code = excerpt(told["file"], family, number)
-        text = relink(f"**{title}**{rest}", base_of(told["uri"]), uri)
+        body = rest.strip() if title.endswith(".") and rest.strip() else f"**{title}**{rest}"  # the heading has said it
+        text = relink(body, base_of(told["uri"]), uri)
         links = f"[`{told['file']}.py`, line {line}](../code/{told['file']}.md#L{line})"
         links += f" · {relink(guard, base_of(told['uri']), uri)}" if guard else ""
         plot = f"ablations/{family}_{number}.svg"
