@@ -18,9 +18,8 @@ import torch
 
 import tests.brax_probes  # noqa: F401  registers them
 from tests.harness import FILES, about, only_run, read_checkpoint, same, scalars
-from tests.test_dqn_jax import leaves, play, train, without_speed
+from tests.test_dqn_jax import compiled_quickly, leaves, play, train, without_speed
 from tests.test_ppo_jax import advantages_of, begin, halfway, runs_of
-from tests.test_ppo_jax import train as train_as_halfway
 
 
 @pytest.fixture
@@ -324,7 +323,8 @@ FEW = (*FEW, "--update-epochs", 2, "--total-timesteps", 8 * 64, "--log-interval"
 
 def test_runs_side_by_side_go_on_bit_for_bit(file, tmp_path):
     """Each has its seed, its numbers and its own folder; to go on with all of them after an interruption changes not a bit."""
-    whole, part = halfway(file, tmp_path, *FEW, "--num-seeds", 2, "--sweep", "learning_rate=3e-4,1e-2")
+    flags = (*FEW, "--num-seeds", 2, "--sweep", "learning_rate=3e-4,1e-2")
+    whole, part = compiled_quickly(lambda: halfway(file, tmp_path, *flags))
     told = [about(run)["args"] for run in runs_of(whole)]
     assert sorted((x["learning_rate"], x["seed"]) for x in told) == [(3e-4, 1), (3e-4, 2), (1e-2, 1), (1e-2, 2)]
     ends = [read_checkpoint(run) for run in runs_of(whole)]
@@ -332,7 +332,7 @@ def test_runs_side_by_side_go_on_bit_for_bit(file, tmp_path):
     assert {int(read_checkpoint(run)["global_step"]) for run in runs_of(part)} == {4 * 64}
     for a, b in zip(runs_of(whole), runs_of(part), strict=True):  # the curves had gone on, which is to be forgotten
         shutil.copy(next(a.glob("events*")), b)
-    train_as_halfway(file, tmp_path, "--resume", *runs_of(part))  # other optimizations would round in other ways
+    train(file, tmp_path, "--resume", *runs_of(part))
     for a, b in zip(runs_of(whole), runs_of(part), strict=True):
         assert a.name == b.name and same(read_checkpoint(a), read_checkpoint(b))
         assert without_speed(a) == without_speed(b) and without_speed(b)
