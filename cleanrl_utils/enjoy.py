@@ -205,7 +205,9 @@ def keep_snapshots(folders, seconds=0.5):
                 torch.save(checkpoint, kept / "snapshot.tmp")
             os.replace(kept / "snapshot.tmp", kept / f"{step}{path.suffix}")
             print(f"kept step {step:,} of {run_folder}", flush=True)
-            iteration = args.get("num_envs", 1) * args.get("num_steps", args.get("train_frequency", 1))
+            processes = json.loads((run_folder / "run.json").read_text()).get("world_size", 1)
+            num_envs = args.get("num_envs", processes * args.get("local_num_envs", 1))
+            iteration = num_envs * args.get("num_steps", args.get("train_frequency", 1))
             if step + iteration > args.get("total_timesteps", math.inf):  # runs end with their last whole iteration
                 ended.add(run_folder)
         if not set(folders) <= ended:

@@ -58,6 +58,9 @@ def commands(run_folder):
     check(re.fullmatch(r"\w[\w.-]*\.py", file, re.A), "file is not the name of an algorithm file")
     check(re.fullmatch(r"([0-9a-f]{40}([0-9a-f]{24})?)?", commit), "commit is not the name of a commit")
     check(re.fullmatch(r"\d+\.\d+\.[0-9a-z+]+", python, re.A), "python is not a version")
+    processes = int(about.get("world_size", 1))
+    check(0 < processes < 2**16, "world_size is not a number of processes")
+    program = "python" if processes == 1 else f"torchrun --nproc-per-node {processes}"
     words = [word for name, value in args.items() for word in to_words(name, value)]
     tags = ",".join(printable(tag, "a tag") for tag in about.get("tags", []))
     versions = [
@@ -83,7 +86,7 @@ def commands(run_folder):
     constraints = f"--constraints {ENVIRONMENT}/versions.txt"  # which install nothing that the file does not ask for
     yield f"uv pip install --python {ENVIRONMENT} {constraints} --requirements cleanrl/{file}"
     variables = f"WANDB_TAGS={shlex.quote(tags)} " if tags else ""
-    yield f"{variables}{ENVIRONMENT}/bin/python {shlex.join([f'cleanrl/{file}', *words])}"
+    yield f"{variables}{ENVIRONMENT}/bin/{program} {shlex.join([f'cleanrl/{file}', *words])}"
 
 
 def main():

@@ -318,7 +318,7 @@ def test_core_4_the_optimizer_sees_the_learning_rate_fall(file, tmp_path):
 def test_learns_pong(file, tmp_path):
     """Random play loses with -20.7, and luck goes far with these flags. Over their last 20 games, five seeds on an H200 stood
     at -4.2, -9.7, -13.9, -7.7 and -12.9 after 300k steps, and one on that machine's CPU at -16.1; they had left -19 for good
-    between 115k and 213k. An earlier run on another CPU was still at -20 after 270k. Seed 1 on an H200 ended at 4.4, in 93 s."""
+    between 115k and 213k. An earlier run on another CPU was still at -20 after 270k. Seed 1 on an H200 ended at 4.4."""
     batch = ("--num-pools", 1, "--num-envs", 16, "--num-steps", 32, "--num-minibatches", 8, "--update-epochs", 4)
     flags = (*batch, "--learning-rate", 0.0007, "--no-anneal-lr", "--gae-lambda", 0.9)
     train(file, tmp_path, "--env-id", "Pong-v5", *flags, "--total-timesteps", 400_000)

@@ -154,6 +154,11 @@ def test_flags_of_every_type(tmp_path):
     assert words[2:-1] == [*"--env-id x --seed 0 --a --no-b-c --e 1e-05 --f=-2 --g 1".split(), "x y", "--h"]
 
 
+def test_processes_that_learned_together_do_so_again(tmp_path):
+    run = write(tmp_path / "run", file="ppo_atari_multigpu.py", world_size=3)
+    assert printed(run)[-1].startswith(".venv-reproduce/bin/torchrun --nproc-per-node 3 cleanrl/ppo_atari_multigpu.py --env-id ")
+
+
 def test_packages_are_only_names_and_versions(tmp_path):
     nasty = {
         "evil; touch owned": "1",
@@ -194,6 +199,8 @@ ARGS = {"env_id": "CartPole-v1", "seed": 1, "exp_name": "ppo"}
         (dict(file="a b.py"), "file is not the name of an algorithm file"),
         (dict(file="x.py\n"), "file is not the name of an algorithm file"),
         (dict(python="3.11; touch owned"), "python is not a version"),
+        (dict(world_size=-1), "world_size is not a number of processes"),
+        (dict(world_size="2; touch owned"), "ValueError"),
         (dict(device="x\ntouch owned"), "device is not plain text"),
         (dict(packages=[1]), "AttributeError"),
     ],
