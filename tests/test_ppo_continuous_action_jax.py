@@ -251,7 +251,9 @@ def test_physics_3_a_simulation_that_blows_up_ends(file, tmp_path):
     flags = ("--env-id", "brax/Breaks", "--episode-length", 1000, "--num-envs", 4, "--num-steps", 8, "--num-minibatches", 2)
     names = train(file, tmp_path, *flags, "--total-timesteps", 64, "--log-interval", 1)
     logged = scalars(only_run(tmp_path))
-    assert set(logged["charts/episodic_length"]) == {((t - 1) * 4 + e + 1, 3.0) for t in range(3, 17, 3) for e in range(4)}
+    assert set(logged.get("charts/episodic_length", ())) == {
+        ((t - 1) * 4 + e + 1, 3.0) for t in range(3, 17, 3) for e in range(4)
+    }
     assert {value for _, value in logged["charts/episodic_return"]} == {2.0}
     checkpoint = read_checkpoint(only_run(tmp_path))
     assert all(np.isfinite(x).all() for x in leaves({name: checkpoint[name] for name in ("agent", "return_moments")}))
