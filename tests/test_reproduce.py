@@ -156,7 +156,7 @@ def test_flags_of_every_type(tmp_path):
 
 def test_processes_that_learned_together_do_so_again(tmp_path):
     run = write(tmp_path / "run", file="ppo_atari_multigpu.py", world_size=3)
-    assert printed(run)[-1].startswith(".venv-reproduce/bin/torchrun --nproc-per-node 3 cleanrl/ppo_atari_multigpu.py --env-id ")
+    assert printed(run)[-1].startswith(".venv-reproduce/bin/torchrun --nproc-per-node 3 cleanrl/ppo_atari_multigpu.py ")
 
 
 def test_packages_are_only_names_and_versions(tmp_path):
