@@ -297,7 +297,8 @@ def test_bad_commands_get_one_line(file, tmp_path, flags, words):
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_learns_a_level_of_jumper(file, tmp_path):
-    """As in test_ppo_procgen: random play has 6.75."""
+    """Its first one, where the carrot lies a step to the left: random play has 6.75 (of 3260 episodes); with seed 1,
+    all of the last hundred episodes had 10."""
     flags = ("--num-envs", 16, "--num-steps", 16, "--num-minibatches", 2, "--e-policy", 2, "--v-value", 2)
     train(file, tmp_path, *JUMPER, *flags, "--n-iteration", 4, "--e-auxiliary", 2, "--total-timesteps", 2048)
     assert mean_of_last(tmp_path, 100) > 9.5

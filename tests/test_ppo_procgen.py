@@ -318,9 +318,9 @@ def mean_of_last(folder, episodes):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_learns_a_level_of_jumper(file, tmp_path):
-    """Its first easy level, over after a few steps: 10 for the carrot, nothing for a fall. Random play has 6.75 (of 3260
-    episodes); with these flags and seed 1, PPO had 10 in all episodes from step 1800 on."""
-    flags = ("--num-envs", 16, "--num-steps", 16, "--num-minibatches", 2, "--update-epochs", 3, "--total-timesteps", 2048)
-    train(file, tmp_path, *JUMPER, *flags)
-    assert mean_of_last(tmp_path, 100) > 9.5
+def test_learns_four_levels_of_jumper(file, tmp_path):
+    """10 for the carrot, nothing for a fall: in one level it lies a step to the left, in others behind jumps, so one has to
+    look. Random play has 5.2 (of 864 episodes); with these flags and seed 1, the last hundred episodes had 9.1."""
+    flags = ("--num-envs", 16, "--num-steps", 32, "--num-minibatches", 4, "--gamma", 0.95, "--total-timesteps", 12_288)
+    train(file, tmp_path, *JUMPER, "--num-levels", 4, *flags)
+    assert mean_of_last(tmp_path, 100) > 7.5
