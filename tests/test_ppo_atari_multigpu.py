@@ -59,7 +59,7 @@ def make_numbered(num_envs, **protocol):
     return ImageProbes(lambda: Numbered(next(numbers)), num_envs, **protocol)
 
 
-gym.register("ImageProbe/Numbered-v0", vector_entry_point=make_numbered)
+gym.register("NumberedProbe/Numbered-v0", vector_entry_point=make_numbered)
 
 
 def free_port():
@@ -164,7 +164,7 @@ def test_multigpu_3_each_has_random_numbers_of_its_own(file, tmp_path):
 
 
 def test_multigpu_4_advantages_are_normalized_over_all(file, tmp_path):
-    (first, _), (second, _) = run_all(file, tmp_path, *SMALL, "--env-id", "ImageProbe/Numbered-v0", look=batch)
+    (first, _), (second, _) = run_all(file, tmp_path, *SMALL, "--env-id", "NumberedProbe/Numbered-v0", look=batch)
     for (rows, *_), (others, *_) in zip(first, second, strict=True):
         everything = union(rows, others)
         advantages = everything["advantages"]
@@ -175,7 +175,7 @@ def test_multigpu_4_advantages_are_normalized_over_all(file, tmp_path):
 
 def test_multigpu_5_half_the_environments_each_give_the_same_gradients(file, tmp_path, monkeypatch):
     """As one process with all of them, to 1e-6, though the two have different numbers of rows that are transitions."""
-    flags = ("--env-id", "ImageProbe/Numbered-v0", "--num-steps", 8, "--num-minibatches", 1, "--update-epochs", 2)
+    flags = ("--env-id", "NumberedProbe/Numbered-v0", "--num-steps", 8, "--num-minibatches", 1, "--update-epochs", 2)
     flags = (*flags, "--max-grad-norm", 1e9, "--total-timesteps", 64, "--learning-rate", 1e-4)
     monkeypatch.setattr(torch.Tensor, "exponential_", lambda noise: noise.fill_(1))  # who acts takes the likeliest action
     alone = []
@@ -193,7 +193,7 @@ def test_multigpu_5_half_the_environments_each_give_the_same_gradients(file, tmp
 def test_multigpu_5_a_minibatch_is_one_of_all_rows(file, tmp_path):
     """With several of them: the gradient is that of the textbook loss over the rows of both, written anew here."""
     flags = ("--vf-coef", 0.7, "--ent-coef", 0.3, "--max-grad-norm", 1e9, "--update-epochs", 2)
-    (first, _), (second, _) = run_all(file, tmp_path, *SMALL, *flags, "--env-id", "ImageProbe/Numbered-v0", look=batch)
+    (first, _), (second, _) = run_all(file, tmp_path, *SMALL, *flags, "--env-id", "NumberedProbe/Numbered-v0", look=batch)
     spaces = {"single_observation_space": gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)}
     agent = runpy.run_path(str(file))["Agent"](type("Envs", (), spaces | {"single_action_space": gym.spaces.Discrete(2)}))
     assert len(first) == 4
@@ -221,7 +221,7 @@ def test_multigpu_6_one_sum_of_all_gradients_per_step(file, tmp_path):
         all_reduce = dist.all_reduce
         dist.all_reduce = lambda x, **kwargs: sizes.append(x.numel()) or all_reduce(x, **kwargs)
 
-    flags = (*SMALL, "--env-id", "ImageProbe/Numbered-v0", "--max-grad-norm", 0.01, "--update-epochs", 2)
+    flags = (*SMALL, "--env-id", "NumberedProbe/Numbered-v0", "--max-grad-norm", 0.01, "--update-epochs", 2)
     results = run_all(file, tmp_path, *flags, look=batch, tell=lambda names: sizes, prepare=prepare)
     for seen, sent in results:
         number = len(seen[0][1])
@@ -232,7 +232,7 @@ def test_multigpu_6_one_sum_of_all_gradients_per_step(file, tmp_path):
 
 
 def test_multigpu_7_all_stop_at_the_same_epoch(file, tmp_path):
-    flags = (*SMALL, "--env-id", "ImageProbe/Numbered-v0", "--update-epochs", 3, "--learning-rate", 0.001)
+    flags = (*SMALL, "--env-id", "NumberedProbe/Numbered-v0", "--update-epochs", 3, "--learning-rate", 0.001)
     (first, _), (second, _) = run_all(file, tmp_path, *flags, look=batch)
     assert len(first) == 6
     for (rows, _, _, told), (others, _, _, others_told) in zip(first, second, strict=True):
