@@ -55,9 +55,10 @@ def files(*stems):
     return pytest.mark.parametrize("file", [FILES[stem] for stem in stems], ids=stems)
 
 
-@pytest.fixture(
-    params=[*TORCH, "dqn_jax", "dqn_atari_jax", "sac_continuous_action_jax", "ppo_jax", "ppo_atari_envpool_xla_jax_scan"]
-)
+COMPILED = [pytest.param(stem, marks=pytest.mark.slow) for stem in ("dqn_atari_jax", "sac_continuous_action_jax")]
+
+
+@pytest.fixture(params=[*TORCH, "dqn_jax", "ppo_jax", "ppo_atari_envpool_xla_jax_scan", *COMPILED])
 def file(request):
     """The other JAX files take long to compile the same code."""
     return FILES[request.param]
@@ -957,7 +958,7 @@ def wandb_records(path):
             parts = []
 
 
-@files("ppo", "dqn", "dqn_jax", "ppo_jax")
+@files("ppo", "ppo_jax")
 def test_wandb_offline_really_logs(file, tmp_path):
     flags = [str(flag) for flag in with_curves(file, "--total-timesteps", 4 * iteration(file), "--track", "--capture-video")]
     environment = os.environ | {"WANDB_MODE": "offline", "WANDB_TAGS": "pr-7"}

@@ -170,6 +170,7 @@ def test_ddpg_5_updates_are_counted_in_environment_steps(file, tmp_path):
     check_losses(file, tmp_path, updates, 100)
 
 
+@pytest.mark.slow
 def test_values_of_probes(file, tmp_path):
     """Of the actions -0.5 and 0.5; and load_policy takes the right ones in fresh environments (-0.2 with seed 2)."""
     flags = ("--q-width", 64, "--policy-frequency", 1, "--utd", 3)

@@ -89,7 +89,8 @@ def commands():
     seen, params = set(), []
     for command in (command for command in found if command not in NOT_RUN_HERE):
         algorithm = re.match(r"python (cleanrl/\w+.py)|", command)[1]  # after its first command, the others take minutes
-        params.append(pytest.param(command, marks=[pytest.mark.slow] if algorithm in seen else []))
+        is_slow = algorithm in seen or "_jax.py" in command or "cleanrl_utils.tuner" in command  # and so do these
+        params.append(pytest.param(command, marks=[pytest.mark.slow] * is_slow))
         seen |= {algorithm} - {None}
     return params
 

@@ -135,6 +135,7 @@ def test_droq_4_many_updates_and_one_of_the_actor(file, tmp_path, num_envs):
     check_losses(file, tmp_path, updates, 100)
 
 
+@pytest.mark.slow
 def test_values_of_probes(file, tmp_path):
     """Of the actions -0.5 and 0.5; and load_policy takes the right ones in fresh environments, as every evaluation does."""
     flags = ("--utd", 1, *rates(file, 0.003))

@@ -438,6 +438,7 @@ def test_values_of_probes(name, values, tmp_path):
     assert learned == pytest.approx(list(values.values()), abs=0.25)
 
 
+@pytest.mark.slow
 def test_actions_of_probes(tmp_path):
     """Acting through load_policy in fresh environments, as every evaluation does."""
     names = train(SCAN, tmp_path, "--env-id", probe(SCAN, "ActionAndObsMatter"), *ACTION_FLAGS)
@@ -454,6 +455,7 @@ def without_speed(run):
     return {name: str(values) for name, values in scalars(run).items() if not name.startswith("charts/SPS")}
 
 
+@pytest.mark.parametrize("file", [pytest.param(LOOPS, marks=pytest.mark.slow), SCAN], ids=["loops", "scan"])
 def test_same_seed_same_bits_and_a_resume_restarts_episodes_only(file, tmp_path, monkeypatch):
     """Bit for bit where all episodes are alike."""
     flags = ("--env-id", probe(file, "TruncatedEveryStep"), *SMALL, "--total-timesteps", 64)

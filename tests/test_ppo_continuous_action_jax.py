@@ -323,6 +323,7 @@ FEW = ("--env-id", "brax/RandomEnds", "--episode-length", 7, "--num-envs", 2, "-
 FEW = (*FEW, "--update-epochs", 2, "--total-timesteps", 8 * 64, "--log-interval", 2, "--checkpoint-interval", 4)
 
 
+@pytest.mark.slow
 def test_runs_side_by_side_go_on_bit_for_bit(file, tmp_path):
     """Each has its seed, its numbers and its own folder; to go on with all of them after an interruption changes not a bit."""
     flags = (*FEW, "--num-seeds", 2, "--sweep", "learning_rate=3e-4,1e-2")

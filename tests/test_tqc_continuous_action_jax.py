@@ -123,6 +123,7 @@ def test_ddpg_6_updates_are_counted_in_environment_steps(file, tmp_path):
     check_losses(file, tmp_path, updates, 100)
 
 
+@pytest.mark.slow
 def test_values_of_probes(file, tmp_path):
     """Of the actions -0.5 and 0.5; and load_policy takes the right ones in fresh environments, as every evaluation does."""
     learned, returns = learn_probe(file, tmp_path, "Probe/ContinuousTargetFromObs-v0", 3, [-1, 1], "--total-timesteps", 240)
