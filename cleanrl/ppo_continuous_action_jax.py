@@ -137,8 +137,7 @@ class GymEnv(gym.Env):
         return np.asarray(obs), float(reward), bool(terminated), False, {}
 
     def render(self):
-        is_brax = hasattr(self.state, "pipeline_state")
-        self.data.qpos = self.state.pipeline_state.q if is_brax else self.state.data.qpos
+        self.data.qpos = self.state.pipeline_state.q if hasattr(self.state, "pipeline_state") else self.state.data.qpos
         self.forward()
         self.renderer.update_scene(self.data)
         return self.renderer.render()
