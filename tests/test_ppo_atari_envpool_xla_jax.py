@@ -34,6 +34,10 @@ def file(request):
     return request.param
 
 
+# where both do the same: the loops take long to compile
+mostly_scan = pytest.mark.parametrize("file", [pytest.param(LOOPS, marks=pytest.mark.slow), SCAN], ids=["loops", "scan"])
+
+
 def train(file, folder, *flags):
     """Run a file as tests.harness does, without the half second in which it lists the packages that there are."""
     with mock.patch("importlib.metadata.distributions", return_value=()):
@@ -241,6 +245,7 @@ def test_an_iteration_is_that_of_ppo_atari_envpool(file, tmp_path):
     assert all(did["norm"] > 2 for did in done)
 
 
+@mostly_scan
 def test_xla_5_a_policy_that_moved_too_far_learns_no_more(file, tmp_path):
     """It stops after the epoch in which it did, and its metrics are those of the epochs that there were."""
     _, _, done = check_iterations(file, "--target-kl", 0.0003)
@@ -455,7 +460,7 @@ def without_speed(run):
     return {name: str(values) for name, values in scalars(run).items() if not name.startswith("charts/SPS")}
 
 
-@pytest.mark.parametrize("file", [pytest.param(LOOPS, marks=pytest.mark.slow), SCAN], ids=["loops", "scan"])
+@mostly_scan
 def test_same_seed_same_bits_and_a_resume_restarts_episodes_only(file, tmp_path, monkeypatch):
     """Bit for bit where all episodes are alike."""
     flags = ("--env-id", probe(file, "TruncatedEveryStep"), *SMALL, "--total-timesteps", 64)

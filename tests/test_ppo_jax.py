@@ -284,7 +284,8 @@ def test_values_of_probes(file, tmp_path, probe, values):
     assert learned == pytest.approx(list(values.values()), abs=0.1)
 
 
-@pytest.mark.parametrize("probe", [pytest.param("ActionMatters", marks=pytest.mark.slow), "ActionAndObsMatter"])
+@pytest.mark.slow
+@pytest.mark.parametrize("probe", ["ActionMatters", "ActionAndObsMatter"])
 def test_actions_of_probes(file, tmp_path, probe):
     """Acting through load_policy in fresh environments, as every evaluation does."""
     names = train(file, tmp_path, "--env-id", f"tests.gymnax_probes:GymnaxProbe/{probe}-v0", *PROBE_FLAGS)
@@ -376,6 +377,7 @@ def alone_values(folder, like):
     return list((about(only_run(folder))["args"] | {"exp_name": like["exp_name"]}).values())
 
 
+@pytest.mark.slow
 def test_of_many_runs_means_are_logged(file, tmp_path):
     """Of 65 runs, for each call of the program; the first three are those of three runs that log every episode."""
     train(file, tmp_path / "few", *FEW, "--total-timesteps", 4 * 64, "--num-seeds", 3)
