@@ -155,7 +155,7 @@ if __name__ == "__main__":
     for rule in (
         "num_envs > 0; 0 < batch_size < 2**24; utd > 0; policy_frequency > 0; checkpoint_interval > 0; learning_starts > 0; "
         "total_timesteps >= num_envs; num_envs <= buffer_size < 2**31; 0 <= gamma <= 1; 0 <= tau <= 1; "
-        "0 <= exploration_noise < 1e9; 0 < learning_rate < 1e9; 0 <= seed < 2**63"
+        "0 <= exploration_noise < 1e9; 0 < learning_rate < 1e9; 0 <= seed < 2**32"
     ).split("; "):
         if not eval(rule, {}, vars(args)):
             raise SystemExit(f"these flags do not fit: {rule} must hold")

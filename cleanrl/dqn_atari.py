@@ -182,7 +182,7 @@ if __name__ == "__main__":
         "num_envs > 0; 0 < batch_size < 2**24; train_frequency > 0; target_network_frequency > 0; checkpoint_interval > 0; "
         "total_timesteps >= num_envs; learning_starts >= 4 * num_envs; 8 * num_envs <= buffer_size < 2**31; 0 <= gamma <= 1; "
         "0 <= tau <= 1; 0 <= start_e <= 1; 0 <= end_e <= 1; 0 < exploration_fraction <= 1; 0 < learning_rate < 1e9; "
-        "0 <= seed < 2**63"
+        "0 <= seed < 2**32"
     ).split("; "):
         if not eval(rule, {}, vars(args)):
             raise SystemExit(f"these flags do not fit: {rule} must hold")

@@ -182,7 +182,7 @@ if __name__ == "__main__":
         "num_envs > 0; num_minibatches > 0; update_epochs > 0; checkpoint_interval > 0; num_envs * num_steps < 2**31; "
         "num_pools > 0; num_envs % num_pools == 0; num_steps > 0; num_envs * num_steps % num_minibatches == 0; "
         "total_timesteps >= num_envs * num_steps; 0 <= gamma <= 1; 0 <= gae_lambda <= 1; clip_coef > 0; max_grad_norm > 0; "
-        "0 < learning_rate < 1e9; abs(ent_coef) < 1e9; abs(vf_coef) < 1e9; 0 <= seed < 2**63"
+        "0 < learning_rate < 1e9; abs(ent_coef) < 1e9; abs(vf_coef) < 1e9; 0 <= seed < 2**32"
     ).split("; "):
         if not eval(rule, {}, vars(args)):
             raise SystemExit(f"these flags do not fit: {rule} must hold")

@@ -256,7 +256,7 @@ if __name__ == "__main__":
         "num_envs > 0; num_minibatches > 0; update_epochs > 0; checkpoint_interval > 0; num_envs * num_steps < 2**31; "
         "num_pools > 0; num_envs % num_pools == 0; num_steps > 0; num_envs * num_steps % num_minibatches == 0; "
         "total_timesteps >= num_envs * num_steps; 0 <= gamma <= 1; 0 <= gae_lambda <= 1; clip_coef > 0; max_grad_norm > 0; "
-        "0 < learning_rate < 1e9; abs(ent_coef) < 1e9; abs(vf_coef) < 1e9; 0 <= seed < 2**63; 0 <= int_gamma <= 1; "
+        "0 < learning_rate < 1e9; abs(ent_coef) < 1e9; abs(vf_coef) < 1e9; 0 <= seed < 2**32; 0 <= int_gamma <= 1; "
         "abs(int_coef) < 1e9; abs(ext_coef) < 1e9; num_iterations_obs_norm_init > 0; update_proportion <= 1; "
         "update_proportion * num_envs * num_steps >= num_minibatches"
     ).split("; "):
@@ -352,13 +352,15 @@ if __name__ == "__main__":
     # play at random [rnd 5]: who has seen nothing yet would find everything new
     seeds = np.random.SeedSequence((args.seed, global_step)).generate_state(args.num_pools) // 2  # EnvPool takes 31 bits
     random_steps = 0 if rnd.obs_moments.count > 0 else args.num_iterations_obs_norm_init * args.num_steps
+    was_last = np.zeros(args.num_envs, dtype=bool)
     for pool, seed in zip(pools, seeds, strict=True):
-        was_last, _ = np.zeros(pool.num_envs, dtype=bool), pool.reset(seed=int(seed))
-        for _ in tqdm(range(random_steps), desc="random play", leave=False):
-            action = torch.randint(action_space.n, was_last.shape, device=device)
+        pool.reset(seed=int(seed))
+    for _ in tqdm(range(random_steps), desc="random play", leave=False):
+        for part, pool in zip(slices, pools, strict=True):
+            action = torch.randint(action_space.n, was_last[part].shape, device=device)
             next_obs, _, ended, truncated, _ = pool.step(action.cpu().numpy())
-            rnd.obs_moments.update(torch.from_numpy(next_obs[~was_last, -1]).to(device))
-            was_last = ended | truncated
+            rnd.obs_moments.update(torch.from_numpy(next_obs[~was_last[part], -1]).to(device))
+            was_last[part] = ended | truncated
 
     # train, from new episodes also after a resume
     for part, pool, seed in zip(slices, pools, seeds, strict=True):

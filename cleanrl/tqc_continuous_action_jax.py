@@ -144,7 +144,7 @@ if __name__ == "__main__":
     for rule in (
         "num_envs > 0; 0 < batch_size < 2**24; utd > 0; num_critics > 0; checkpoint_interval > 0; learning_starts > 0; "
         "num_envs <= total_timesteps; total_timesteps * utd < 2**31; num_envs <= buffer_size < 2**31; 0 <= gamma <= 1; "
-        "0 <= tau <= 1; 0 <= drop_quantiles < num_quantiles; 0 < learning_rate < 1e9; 0 <= seed < 2**63"
+        "0 <= tau <= 1; 0 <= drop_quantiles < num_quantiles; 0 < learning_rate < 1e9; 0 <= seed < 2**32"
     ).split("; "):
         if not eval(rule, {}, vars(args)):
             raise SystemExit(f"these flags do not fit: {rule} must hold")

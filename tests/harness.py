@@ -3,15 +3,19 @@
 import contextlib
 import functools
 import json
+import multiprocessing
 import runpy
 import sys
+import threading
 from pathlib import Path
 
+import cloudpickle
 import gymnasium as gym
 import numpy as np
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from tqdm import tqdm
 
 import tests.probes  # registers them
 
@@ -81,6 +85,23 @@ def train(file, folder, *flags, on_update=None):
         sys.argv = argv
         if hook:
             hook.remove()
+
+
+def start(function, *args):
+    """Call a function in a process that has the imports already. It is forked from a server, not from us: what our threads
+    hold at that moment (XLA's, TensorBoard's) would be locked in it for ever."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.test_ppo_atari_multigpu"])
+    process = context.Process(target=call, args=(cloudpickle.dumps((function, args)),))
+    with contextlib.chdir(ROOT):  # where the server, when it starts, finds the tests
+        process.start()
+    return process
+
+
+def call(pickled):
+    tqdm.set_lock(threading.RLock())  # not the one that all processes share: if one is killed while it holds that, others hang
+    function, args = cloudpickle.loads(pickled)
+    function(*args)
 
 
 def only_run(folder):

@@ -1,7 +1,6 @@
 """What every algorithm file promises around its algorithm: command line, run folder, metrics, checkpoints, tracking."""
 
 import json
-import multiprocessing
 import os
 import pickle
 import random
@@ -10,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -31,6 +29,7 @@ from tests.harness import (
     same,
     scalars,
     sees_images,
+    start,
     train,
     weights,
 )
@@ -192,8 +191,8 @@ VALUE_REFUSALS = [
     (("--exploration-fraction", 1.1), "0 < exploration_fraction <= 1 must hold"),
     (("--learning-rate", 0), "0 < learning_rate < 1e9 must hold"),
     (("--learning-rate", "inf"), "0 < learning_rate < 1e9 must hold"),
-    (("--seed", -1), "0 <= seed < 2**63 must hold"),
-    (("--seed", 2**63), "0 <= seed < 2**63 must hold"),
+    (("--seed", -1), "0 <= seed < 2**32 must hold"),
+    (("--seed", 2**32), "0 <= seed < 2**32 must hold"),
     (("--env-id", "NoSuchEnv-v0"), "cannot make NoSuchEnv-v0"),
     (("--env-id", "no_such_module:Env-v0"), "no_such_module"),
     (("--env-id", "Pendulum-v1"), "needs Discrete actions, which Pendulum-v1"),
@@ -238,8 +237,8 @@ CONTROL_REFUSALS = [
     (("--buffer-size", 2**31), "num_envs <= buffer_size < 2**31 must hold"),
     (("--gamma", 1.1), "0 <= gamma <= 1 must hold"),
     (("--tau", "nan"), "0 <= tau <= 1 must hold"),
-    (("--seed", -1), "0 <= seed < 2**63 must hold"),
-    (("--seed", 2**63), "0 <= seed < 2**63 must hold"),
+    (("--seed", -1), "0 <= seed < 2**32 must hold"),
+    (("--seed", 2**32), "0 <= seed < 2**32 must hold"),
     (("--env-id", "NoSuchEnv-v0"), "cannot make NoSuchEnv-v0"),
     (("--env-id", "no_such_module:Env-v0"), "no_such_module"),
     (("--env-id", "CartPole-v1"), "needs bounded Box actions, which CartPole-v1 does not have"),
@@ -308,8 +307,8 @@ PPO_JAX_REFUSALS = [
     (("--vf-coef", "inf"), "abs(vf_coef) < 1e9 must hold"),
     (("--clip-coef", -0.1), "clip_coef > 0 must hold"),
     (("--max-grad-norm", 0), "max_grad_norm > 0 must hold"),
-    (("--seed", -1), "0 <= seed < 2**63 must hold"),
-    (("--seed", 2**63), "0 <= seed < 2**63 must hold"),
+    (("--seed", -1), "0 <= seed < 2**32 must hold"),
+    (("--seed", 2**32), "0 <= seed < 2**32 must hold"),
     (("--num-seeds", 0), "at least one"),
     (("--num-seeds", -1), "at least one"),
     (("--num-seeds", 2**40), "at least one and below 65536"),
@@ -866,18 +865,6 @@ def test_a_link_is_not_written_through(file, tmp_path):
 # interruptions
 
 
-def start(file, folder, *flags):
-    """Run the file in a process that already has its imports."""
-
-    def run():
-        tqdm.set_lock(threading.RLock())  # not the one that it shares with us: if it is killed while it holds that, we hang
-        train(file, folder, *flags)
-
-    process = multiprocessing.get_context("fork").Process(target=run)
-    process.start()
-    return process
-
-
 def step_of(run):
     return int(read_checkpoint(run)["global_step"]) if list(run.glob("checkpoint.[!t]*")) else 0
 
@@ -889,7 +876,7 @@ def test_kill_at_any_moment_leaves_a_resumable_run(file, tmp_path):
     dice, run, steps, mid_write = random.Random(0), None, [0], 0
     flags = ("--env-id", "Probe/WideObs-v0", *small(file, "--num-steps", 4, "--total-timesteps", 10**7))
     for attempt in range(10):
-        process = start(file, tmp_path, *(("--resume", run) if run else flags))
+        process = start(train, file, tmp_path, *(("--resume", run) if run else flags))
         if attempt % 2 and run:
             deadline = time.time() + 60
             while not (run / "checkpoint.tmp").exists() and time.time() < deadline:
@@ -908,7 +895,7 @@ def test_kill_at_any_moment_leaves_a_resumable_run(file, tmp_path):
             (run / "checkpoint.tmp").unlink(missing_ok=True)
     assert mid_write >= 3, "some kills must have hit the write itself"
     assert steps == sorted(steps) and steps[-1] > 0
-    process = start(file, tmp_path, "--resume", run)
+    process = start(train, file, tmp_path, "--resume", run)
     deadline = time.time() + 60
     while step_of(run) <= steps[-1] and process.is_alive() and time.time() < deadline:
         time.sleep(0.1)

@@ -1,6 +1,5 @@
 """cleanrl/ppo_atari_multigpu.py. test_multigpu_N guards detail N of docs/rl-algorithms/ppo-multigpu.md."""
 
-import multiprocessing
 import os
 import runpy
 import shutil
@@ -8,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import traceback
 from itertools import count
@@ -20,8 +18,8 @@ import pytest
 import torch
 import torch._dynamo  # what an optimizer imports at its first step: here, not in each process
 import torch.distributed as dist
-from tqdm import tqdm
 
+from tests import harness
 from tests.harness import FILES, about, flat_grad, only_run, probe, read_checkpoint, same, scalars, train
 from tests.probes import ImageProbes, RandomEnds
 from tests.test_contract import edit, refuse
@@ -69,13 +67,12 @@ def free_port():
 
 
 def run_all(file, folder, *flags, world_size=2, look=None, tell=None, prepare=None, own_flags=lambda rank: ()):
-    """Run the file in as many processes as torchrun would start, but forked from this one, which has the imports already, each
-    in a folder of its own as on a machine of its own. Returns what `look` said of the names before each update, and `tell` of
-    those at the end, of each process; or the message with which it ended."""
+    """Run the file in as many processes as torchrun would start, but with the imports done already, each in a folder of its
+    own as on a machine of its own. Returns what `look` said of the names before each update, and `tell` of those at the end,
+    of each process; or the message with which it ended."""
     port = free_port()
 
     def run(rank):
-        tqdm.set_lock(threading.RLock())  # not the one that it shares with us: if it is killed while it holds that, we hang
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size))
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         seen, end = [], None
@@ -92,9 +89,7 @@ def run_all(file, folder, *flags, world_size=2, look=None, tell=None, prepare=No
         torch.save((seen, end), folder / f"{rank}.result")
 
     folder.mkdir(parents=True, exist_ok=True)
-    processes = [multiprocessing.get_context("fork").Process(target=run, args=(rank,)) for rank in range(world_size)]
-    for process in processes:
-        process.start()
+    processes = [harness.start(run, rank) for rank in range(world_size)]
     for process in processes:
         process.join(120)
         process.kill()
@@ -173,14 +168,16 @@ def test_multigpu_4_advantages_are_normalized_over_all(file, tmp_path):
     assert max(abs(rows["mb_advantages"].mean()) for rows, *_ in first) > 0.1, "alone they are not normalized"
 
 
-def test_multigpu_5_half_the_environments_each_give_the_same_gradients(file, tmp_path, monkeypatch):
+def test_multigpu_5_half_the_environments_each_give_the_same_gradients(file, tmp_path):
     """As one process with all of them, to 1e-6, though the two have different numbers of rows that are transitions."""
+
+    def prepare(rank):  # who acts takes the likeliest action
+        torch.Tensor.exponential_ = lambda noise: noise.fill_(1)
+
     flags = ("--env-id", "NumberedProbe/Numbered-v0", "--num-steps", 8, "--num-minibatches", 1, "--update-epochs", 2)
     flags = (*flags, "--max-grad-norm", 1e9, "--total-timesteps", 64, "--learning-rate", 1e-4)
-    monkeypatch.setattr(torch.Tensor, "exponential_", lambda noise: noise.fill_(1))  # who acts takes the likeliest action
-    alone = []
-    train(file, tmp_path / "one", *flags, "--local-num-envs", 4, on_update=lambda names: alone.append(batch(names)))
-    (first, _), (second, _) = run_all(file, tmp_path / "two", *flags, "--local-num-envs", 2, look=batch)
+    ((alone, _),) = run_all(file, tmp_path / "one", *flags, "--local-num-envs", 4, world_size=1, look=batch, prepare=prepare)
+    (first, _), (second, _) = run_all(file, tmp_path / "two", *flags, "--local-num-envs", 2, look=batch, prepare=prepare)
     assert len(alone) == len(first) == len(second) == 4
     for all_rows, mine, others in zip(alone, first, second, strict=True):
         assert len(all_rows[0]["obs"]) == len(mine[0]["obs"]) + len(others[0]["obs"]) < 32
