@@ -1,4 +1,5 @@
-"""The probes of tests/probes.py that cleanrl/ppo_jax.py needs, as gymnax environments, which are compiled with the algorithm.
+"""The probes of tests/probes.py that cleanrl/ppo_jax.py and ppo_rnn_jax.py need, as gymnax environments, which are compiled
+with the algorithm.
 
 Each is registered under GymnaxProbe/<class name>-v0; importing this module is enough, and so is the id
 tests.gymnax_probes:GymnaxProbe/...-v0.
@@ -125,6 +126,52 @@ class RandomEnds(Probe):
     def ends(self, key, obs, time):
         is_end, is_cut = jax.random.bernoulli(key, 0.15, (2,))
         return is_end, is_cut
+
+
+@struct.dataclass
+class StateWithHint(State):
+    hint: jax.Array
+
+
+class Recall(Probe):
+    """The first observation tells which action pays at the last step; what lies between tells nothing."""
+
+    length = 5
+
+    def observe(self, hint, time):  # the hint, and whether it is time to answer
+        return jnp.float32([hint * (time == 0), time == self.length - 1])
+
+    def reset_env(self, key, params):
+        hint = jax.random.rademacher(key).astype(jnp.float32)
+        obs = self.observe(hint, jnp.int32(0))
+        return obs, StateWithHint(time=jnp.int32(0), obs=obs, is_cut=jnp.array(False), hint=hint)
+
+    def step_env(self, key, state, action, params):
+        time = state.time + 1
+        reward = state.hint * self.pay(action) * (time == self.length)
+        is_end, is_cut = self.ends(key, state.obs, time)
+        obs = self.observe(state.hint, time)
+        state = StateWithHint(time=time, obs=obs, is_cut=jnp.asarray(is_cut), hint=state.hint)
+        return obs, state, jnp.float32(reward), jnp.asarray(is_end), {}
+
+    def pay(self, action):
+        return 2 * action - 1
+
+    def observation_space(self, params):
+        return spaces.Box(-1, 1, (2,), jnp.float32)
+
+
+class RecallAcrossACut(Recall):
+    """The hint is the reward of the second step, before which half of the episodes are cut: they end with an observation whose
+    value, hint or -hint, only one who remembers knows. The value is gamma times the hint at the first step, then the hint."""
+
+    length = 2
+
+    def pay(self, action):
+        return 1
+
+    def ends(self, key, obs, time):
+        return time == self.length, (time == 1) & jax.random.bernoulli(key)
 
 
 for name, probe in list(globals().items()):
