@@ -310,6 +310,7 @@ if __name__ == "__main__":
     # seed, build, restore
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic matrix products need on a GPU
     torch.use_deterministic_algorithms(args.torch_deterministic)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # which would write all new memory twice
     torch.manual_seed(args.seed)
     batch_size = args.num_envs * args.num_steps
     num_iterations = args.total_timesteps // batch_size
@@ -460,10 +461,9 @@ if __name__ == "__main__":
             "losses/explained_variance": 1 - (b_returns - b_values).var() / b_returns.var(),
         }.items():
             writer.add_scalar(name, scalar, global_step)
-        if args.track:
-            for video in set(videos.glob("*.mp4")) - logged_videos:
-                wandb.log({"videos": wandb.Video(str(video)), "global_step": global_step})
-                logged_videos.add(video)
+        for video in set(videos.glob("*.mp4")) - logged_videos if args.track else ():
+            wandb.log({"videos": wandb.Video(str(video)), "global_step": global_step})
+            logged_videos.add(video)
 
         # rate
         is_due = (iteration + 1) % args.checkpoint_interval == 0 or iteration + 1 == num_iterations

@@ -7,6 +7,7 @@ import multiprocessing
 import runpy
 import sys
 import threading
+from importlib import metadata
 from pathlib import Path
 
 import cloudpickle
@@ -22,6 +23,11 @@ import tests.probes  # registers them
 ROOT = Path(__file__).resolve().parent.parent
 FILES = {path.stem: path for path in sorted((ROOT / "cleanrl").glob("*.py"))}
 PPO = FILES["ppo"]
+
+# the names and versions of all packages, of which each run tells, are read once
+PACKAGES, distributions = list(metadata.distributions()), metadata.distributions
+metadata.distributions = lambda **of: distributions(**of) if of else iter(PACKAGES)
+metadata.Distribution.metadata = property(functools.cache(metadata.Distribution.metadata.fget))
 
 
 def sees_images(file):

@@ -1,5 +1,8 @@
 """What every algorithm file promises around its algorithm: command line, run folder, metrics, checkpoints, tracking."""
 
+import contextlib
+import functools
+import io
 import json
 import os
 import pickle
@@ -9,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -35,6 +39,7 @@ from tests.harness import (
 )
 
 TORCH = [stem for stem in FILES if "_jax" not in stem]  # how the others resume is tested in their own files
+LEADERS = ["ppo", "ppo_continuous_action", "ppo_atari_envpool", "dqn", "td3_continuous_action"]  # one of each kind
 LONG = [
     stem for stem in TORCH if stem not in ("ppo_rnd_envpool", "ppo_procgen", "ppo_atari_multigpu")
 ]  # what takes long, and is the same code in the others
@@ -49,9 +54,24 @@ SMALL_CONTROL = (*SMALL_CONTROL, "--checkpoint-buffer")
 needs_fork = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 
 
-def files(*stems):
+def files(*stems, slow=()):
     """For what takes long: tests/test_siblings.py sees to it that the other files have the same code there."""
-    return pytest.mark.parametrize("file", [FILES[stem] for stem in stems], ids=stems)
+    others = [pytest.param(FILES[stem], marks=pytest.mark.slow, id=stem) for stem in slow if stem not in stems]
+    return pytest.mark.parametrize("file", [*(pytest.param(FILES[stem], id=stem) for stem in stems), *others])
+
+
+@functools.cache
+def folder_of(file):
+    """With a short run of the file in it; it goes when this process ends."""
+    folder = tempfile.TemporaryDirectory()
+    train(file, Path(folder.name), *small(file, "--total-timesteps", iteration(file)))
+    return folder
+
+
+def finished(file, folder):
+    """A copy of that run in a folder."""
+    run = only_run(Path(folder_of(file).name))
+    return Path(shutil.copytree(run, folder / "runs" / run.name))
 
 
 COMPILED = [pytest.param(stem, marks=pytest.mark.slow) for stem in ("dqn_atari_jax", "sac_continuous_action_jax")]
@@ -550,27 +570,23 @@ def test_run_folder(file, tmp_path, monkeypatch):
 
 
 def test_no_episode_is_lost(file, tmp_path):
-    """All environments of MarkedLast end together, each at a step of its own: after 3 steps, or 4 with a reset."""
+    """All environments of MarkedLast end together, each at a step of its own: after 3 steps, or 4 with a reset.
+    The bar shows the last return, and the speed."""
     envs = 4 if "pettingzoo" in file.stem else 5  # of which two are the players of one game, reported by their names
     flags = ("--num-envs", envs, "--total-timesteps", 20 * envs, "--env-id", probe(file, "MarkedLast"))
     rollout = ("--num-steps", 10, "--num-minibatches", 1)
     rollout = ("--train-frequency", 5, "--learning-starts", 20) if learns_values(file) else rollout
     rollout = ("--learning-starts", 20) if learns_control(file) else rollout
     pools = ("--num-pools", 1) if has_pools(file) and "_jax" not in file.stem else ()
-    train(file, tmp_path, *small(file, *flags, *rollout, *pools))
+    with contextlib.redirect_stdout(io.StringIO()) as stdout, contextlib.redirect_stderr(io.StringIO()) as stderr:
+        train(file, tmp_path, *small(file, *flags, *rollout, *pools))
     logged = scalars(only_run(tmp_path))
     ends = (3, 6, 9, 12, 15, 18) if file.stem in ("dqn_jax", "c51_jax", "ppo_jax") else (3, 7, 11, 15, 19)
     for metric in ("charts/episodic_return", "charts/episodic_length"):
         points = sorted(point for name in logged if name.startswith(metric) for point in logged[name])
         assert points == [((t - 1) * envs + env + 1, 3.0) for t in ends for env in range(envs)]
-
-
-def test_progress_bar_shows_return_and_speed(file, tmp_path, capfd):
-    train(file, tmp_path, *small(file, "--total-timesteps", 10 * iteration(file), "--env-id", probe(file, "Discounting")))
-    output = capfd.readouterr()
-    done = f"{10 * iteration(file)}/{10 * iteration(file)}"
-    assert re.search(rf"{done} .*step/s, episodic_return=\d+\.\d(, elo=-?\d+)?\]", output.err)
-    assert output.out == f"run folder: runs{os.sep}{only_run(tmp_path).name}\n"
+    assert re.search(rf"{20 * envs}(\.0)?/{20 * envs}(\.0)? .*step/s, episodic_return=3\.0(, elo=-?\d+)?\]", stderr.getvalue())
+    assert stdout.getvalue() == f"run folder: runs{os.sep}{only_run(tmp_path).name}\n"
 
 
 # checkpoints and resume
@@ -606,7 +622,7 @@ def test_resume_changes_nothing_but_the_episodes(file, tmp_path):
     assert {name: same(whole[name], cut[name]) for name in whole} == dict.fromkeys(whole, True)
 
 
-@files(*LONG)
+@files(*LEADERS, slow=LONG)
 def test_curves_and_schedules_continue(file, tmp_path):
     flags = with_curves(file, "--total-timesteps", 8 * iteration(file), "--env-id", probe(file, "RandomEnds"))
     train(file, tmp_path / "whole", *flags)
@@ -624,7 +640,7 @@ def test_curves_and_schedules_continue(file, tmp_path):
     assert before and returns == sorted(set(returns)) and max(returns) > 6 * iteration(file)
 
 
-@files(*TORCH)
+@files(*LEADERS, slow=TORCH)
 def test_resume_before_the_first_checkpoint_starts_over(file, tmp_path):
     interval = 2 * iteration(file) if has_replay(file) else 2
     flags = with_curves(file, "--total-timesteps", 2 * iteration(file), "--checkpoint-interval", interval)
@@ -678,10 +694,9 @@ def test_nothing_leads_across_a_resume(file, tmp_path):
         assert all(after - before == pytest.approx(1 / 3) for before, after in seen)
 
 
-@files("ppo", "ppo_continuous_action", "ppo_atari_envpool", "dqn", "td3_continuous_action")
+@files(*LEADERS)
 def test_resuming_a_finished_run_changes_nothing(file, tmp_path):
-    train(file, tmp_path, *small(file, "--total-timesteps", iteration(file)))
-    run = only_run(tmp_path)
+    run = finished(file, tmp_path)
     before = weights(run), scalars(run)
     train(file, tmp_path, "--resume", run)
     assert same(weights(run), before[0]) and scalars(run) == before[1]
@@ -720,11 +735,11 @@ def test_videos_of_a_resumed_run_stand_beside_the_first(file, tmp_path):
         (lambda run: torch.save([1, 2], run / "checkpoint.pt"), "TypeError"),
     ],
 )
-@files("ppo", "ppo_continuous_action", "ppo_atari_envpool", "dqn", "td3_continuous_action")
+@files(*LEADERS)
 def test_damaged_runs_get_one_line(file, tmp_path, damage, words):
-    train(file, tmp_path, *small(file, "--total-timesteps", iteration(file)))
-    damage(only_run(tmp_path))
-    message = refuse(file, tmp_path, "--resume", only_run(tmp_path))
+    run = finished(file, tmp_path)
+    damage(run)
+    message = refuse(file, tmp_path, "--resume", run)
     assert message.startswith("cannot resume") and words in message
 
 
@@ -745,7 +760,7 @@ def edit(run, **args):
     (run / "run.json").write_text(json.dumps(told))
 
 
-@files("ppo", "ppo_continuous_action", "ppo_atari_envpool", "dqn", "td3_continuous_action")
+@files(*LEADERS)
 def test_a_failed_write_leaves_the_last_checkpoint(file, tmp_path, monkeypatch):
     """As when the disk is full: half of the bytes arrive, then the error."""
     real_save, saves = torch.save, []
@@ -782,11 +797,11 @@ class Bomb:
         return (Path.touch, (Path("owned"),))
 
 
-@files("ppo", "ppo_continuous_action", "ppo_atari_envpool", "dqn", "td3_continuous_action")
+@files(*LEADERS)
 @pytest.mark.parametrize("save", ["torch", "pickle"])
 def test_a_pickle_bomb_does_not_go_off(file, tmp_path, save):
-    train(file, tmp_path, *small(file, "--total-timesteps", iteration(file)))
-    path, bomb = only_run(tmp_path) / "checkpoint.pt", dict.fromkeys(("agent", "actor", "q_network", "optimizer"), Bomb())
+    path = finished(file, tmp_path) / "checkpoint.pt"
+    bomb = dict.fromkeys(("agent", "actor", "q_network", "optimizer"), Bomb())
     torch.save(bomb, path) if save == "torch" else path.write_bytes(pickle.dumps(bomb))
     assert "UnpicklingError" in refuse(file, tmp_path, "--resume", only_run(tmp_path))
     assert not (tmp_path / "owned").exists()
@@ -810,12 +825,11 @@ MOMENTS = {"short": lambda shape: torch.zeros(1), "bare": lambda shape: torch.ze
 MOMENTS["thin"] = lambda shape: torch.zeros(1).expand(shape)  # of the right shape, in the memory of one number
 
 
-@files("ppo", "ppo_continuous_action", "ppo_atari_envpool", "dqn", "td3_continuous_action", "sac_continuous_action")
+@files(*LEADERS, "sac_continuous_action")
 @pytest.mark.parametrize("moment", list(MOMENTS))
 def test_a_strangers_optimizer_is_refused(file, tmp_path, moment):
     """Fused Adam writes as many numbers as the weights have, however few its state has room for."""
-    train(file, tmp_path, *small(file, "--total-timesteps", iteration(file)))
-    checkpoint = read_checkpoint(only_run(tmp_path))
+    checkpoint = read_checkpoint(finished(file, tmp_path))
     names = [name for name in checkpoint if re.fullmatch("(actor_|q_)?optimizer", name)]
     assert len(names) == (2 if learns_control(file) else 1)
     for name in names:
@@ -945,7 +959,7 @@ def wandb_records(path):
             parts = []
 
 
-@files("ppo", "ppo_jax")
+@files("ppo", slow=["ppo_jax"])
 def test_wandb_offline_really_logs(file, tmp_path):
     flags = [str(flag) for flag in with_curves(file, "--total-timesteps", 4 * iteration(file), "--track", "--capture-video")]
     environment = os.environ | {"WANDB_MODE": "offline", "WANDB_TAGS": "pr-7"}

@@ -54,7 +54,10 @@ def test_enjoy_plays_what_was_trained(run, monkeypatch, capsys):
     assert len(logged["losses/value_loss"]) == 40, "the training's curves stay"
 
 
-@pytest.mark.parametrize("file", FILES.values(), ids=FILES)
+COMPILED = [stem for stem in FILES if "_jax" in stem and stem not in ("ppo_jax", "c51_jax")]  # they take long
+
+
+@pytest.mark.parametrize("file", [pytest.param(FILES[x], id=x, marks=[pytest.mark.slow] * (x in COMPILED)) for x in FILES])
 def test_enjoy_works_on_every_file(file, tmp_path, monkeypatch):
     """PPO's policy, and SAC's if actions are discrete, sample from two actions; the others take the better one, and the
     other one when they are swapped."""

@@ -46,9 +46,8 @@ def test_header_names_what_is_imported(file):
             modules |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             modules.add(node.module.split(".")[0])
-    third_party = {
-        {"mujoco_playground": "playground"}.get(name, name.lower()) for name in modules - {*sys.stdlib_module_names}
-    }
+    other_names = {"mujoco_playground": "playground", "cv2": "opencv_python_headless"}
+    third_party = {other_names.get(name, name.lower()) for name in modules - {*sys.stdlib_module_names}}
     named = {name_of(r).replace("-", "_") for r in header(file)["dependencies"]}
     assert third_party <= named
     unseen = {"moviepy", "tensorboard", "mujoco", "dm_control", "shimmy", "six"}  # behind Gymnasium, torch.utils and gymnax

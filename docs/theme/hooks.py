@@ -55,6 +55,9 @@ ROOT_PAGES = {
 }  # kept beside the README
 LINK = re.compile(r'(?P<before>(?P<image>!?)\[(?P<label>[^\]]*)\]\()(?P<target>[^)\s]+)(?P<title> "[^"]*")?\)')
 DETAIL = re.compile(r'\[line \d+\]\(\S+/(?P<file>\w+)\.py#L\d+ "(?P<family>[a-z][a-z0-9]*) (?P<number>\d+)"\)')
+STILL = r'<p><a href="(?P<film>[^"]+\.mp4)"><img alt="(?P<alt>[^"]*)" src="(?P<still>[^"]+)" ?/?></a></p>'
+FILM = re.compile(STILL + r"\s*<p><em>(?P<words>.*?)</em></p>", re.S)
+PLOT = re.compile(r'(?P<link><a [^>]*>)?(?P<image><img [^>]*src="(?P<file>[^"]+\.(?:png|svg))"[^>]*>)')
 MARK = re.compile(r"\[([a-z][a-z0-9]*) (\d+(?:, \d+)*)\]")
 SKIP = "---\nsearch: {exclude: true}\nhide: [navigation, toc]\n---\n"
 
@@ -229,9 +232,11 @@ def colored(source, lexer):
     return lines[:-1]
 
 
-def code_html(lines, first):
+def code_html(lines, first, page=""):
+    """Numbered lines that can be linked to, or that link to those of another page."""
+    place = "" if page else 'id="L{}"'
     rows = "".join(
-        f'<span class="line" id="L{n}"><a href="#L{n}" tabindex="-1">{n}</a><code>{line or " "}</code></span>'
+        f'<span class="line" {place.format(n)}><a href="{page}#L{n}" tabindex="-1">{n}</a><code>{line or " "}</code></span>'
         for n, line in enumerate(lines, first)
     )
     return f'<div class="highlight source">{rows}</div>'
@@ -378,7 +383,7 @@ def systems_table():
 
 
 def excerpt(file, family, number):
-    """The marked line of a file and what belongs to it, as Markdown."""
+    """The marked line of a file and what belongs to it, as HTML."""
     lines = (ROOT / "cleanrl" / f"{file}.py").read_text().splitlines()
     args = lines.index("class Args:")
     for n in range(args, len(lines)):
@@ -391,8 +396,8 @@ def excerpt(file, family, number):
         if len(lines[end]) - len(lines[end].lstrip()) < depth:
             break
         end += 1
-    code = textwrap.dedent("\n".join(lines[n:end]))
-    return n + 1, f'```python linenums="{n + 1}"\n{code}\n```'
+    code = colored(textwrap.dedent("\n".join(lines[n:end])), PythonLexer(stripnl=False))
+    return n + 1, code_html(code, n + 1, f"../../code/{file}/")
 
 
 def detail_sections(family):
@@ -465,6 +470,13 @@ def on_page_markdown(markdown, page, config, files):
     return markdown
 
 
+def film(match):
+    """A still that links to a video, as GitHub shows it, as a player: nothing moves or is loaded before it is asked to."""
+    player = f'<video controls muted loop playsinline preload="none" poster="{match["still"]}" aria-label="{match["alt"]}">'
+    player += f'<source src="{match["film"]}" type="video/mp4"><a href="{match["film"]}">{match["alt"]}</a></video>'
+    return f'<figure class="film">{player}<figcaption>{match["words"]}</figcaption></figure>'
+
+
 def add_anchors(markdown):
     """An anchor for each numbered detail, such as #core-5."""
 
@@ -488,5 +500,7 @@ def on_page_content(html, page, config, files):
     elif "<!-- source -->" in html:
         body, count = source_html(ROOT / uri.removeprefix("source/").removesuffix(".md"))
         html = html.replace("<!-- source -->", body)
+    html = FILM.sub(film, html)
+    html = PLOT.sub(lambda match: match[0] if match["link"] else f'<a href="{match["file"]}">{match["image"]}</a>', html)
     page.present_anchor_ids |= {f"L{n}" for n in range(1, count + 1)}
     return html

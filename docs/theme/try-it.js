@@ -60,7 +60,7 @@ async function tryIt(root) {
     if (steps === 500 || cartpole.isOver(state)) {
       returns.push(steps), (games += 1), (rest = 25);
       const mean = returns.reduce((a, b) => a + b) / games;
-      find("mean").textContent = `mean of ${games} here: ${mean.toFixed(0)}`;
+      find("mean").textContent = ` · mean of ${games} here: ${mean.toFixed(0)}`;
     }
   }
   function draw() {
