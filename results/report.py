@@ -3,7 +3,8 @@
     python results/report.py ppo        # prints the table, writes docs/rl-algorithms/ppo.png
 
 As in the published tables: each run counts with the mean of its last 100 episodes, then mean ± standard deviation of the runs.
-A point of the plot is the mean of the last 100 episodes, or of an eighth of a run's where that is fewer.
+A point of the plot is the mean of the last 100 episodes, or of an eighth of a run's where that is fewer. Over steps the line is the
+mean of the runs and the band their standard deviation; over seconds each run is by itself.
 """
 
 import csv
@@ -100,14 +101,18 @@ def plot(algorithm, path):
     for i, (env_id, runs) in enumerate(data.items()):
         window = min(100, *(1 + len(rows) // 8 for rows in runs.values()))  # or short runs would be all mean and no curve
         for row, (column, label) in enumerate([(0, "environment steps"), (2, "seconds")]):
-            grid = np.linspace(0, min(rows[-1, column] for rows in runs.values()), 300)
-            curves, seen = zip(*(running_mean(rows, grid, column, window) for rows in runs.values()), strict=True)
-            seen = np.all(seen, axis=0)
-            mean, std = np.mean(curves, axis=0)[seen], np.std(curves, axis=0)[seen]
-            for curve in curves:
-                axes[row, i].plot(grid[seen], curve[seen], color="tab:blue", alpha=0.35, linewidth=0.8)
-            axes[row, i].plot(grid[seen], mean, color="tab:blue")
-            axes[row, i].fill_between(grid[seen], mean - std, mean + std, color="tab:blue", alpha=0.15, linewidth=0)
+            for rows in runs.values():
+                own = np.linspace(0, rows[-1, column], 300)
+                curve, seen = running_mean(rows, own, column, window)
+                looks = dict(alpha=0.35, linewidth=0.8) if row == 0 else dict(alpha=0.8, linewidth=1.2)
+                axes[row, i].plot(own[seen], curve[seen], color="tab:blue", **looks)
+            if row == 0:  # what runs had learned after as many seconds is no mean of anything: some had to wait for others
+                grid = np.linspace(0, min(rows[-1, column] for rows in runs.values()), 300)
+                curves, seen = zip(*(running_mean(rows, grid, column, window) for rows in runs.values()), strict=True)
+                seen = np.all(seen, axis=0)
+                mean, std = np.mean(curves, axis=0)[seen], np.std(curves, axis=0)[seen]
+                axes[row, i].plot(grid[seen], mean, color="tab:blue")
+                axes[row, i].fill_between(grid[seen], mean - std, mean + std, color="tab:blue", alpha=0.15, linewidth=0)
             axes[row, i].set(title=env_id if row == 0 else None, xlabel=label)
             axes[row, i].grid(alpha=0.3)
         axes[0, i].xaxis.set_major_formatter(lambda n, _: f"{n / 1e6:g}M" if n >= 1e6 else f"{n / 1000:.0f}k" if n else "0")

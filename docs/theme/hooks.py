@@ -464,6 +464,7 @@ def on_page_markdown(markdown, page, config, files):
                 heading = re.compile(rf"^## .*\b{name}\.py.*$" if anchor else r"^# .*$", re.M)
                 markdown = heading.sub(lambda match, links=links: f"{match[0]}\n\n{links}\n{{: .links }}\n", markdown, count=1)
     markdown = relink(indent_lists(markdown), base_of(uri), uri)
+    markdown = re.sub(r"^\| (core|continuous) (?=\d+ \|)", r"| \1&nbsp;", markdown, flags=re.M)  # names stay on one line
     markdown = re.sub(r"^<!-- details (\w+) -->$", lambda match: detail_sections(match[1]), markdown, flags=re.M)
     for mark, table in {"<!-- files -->": files_table, "<!-- systems -->": systems_table}.items():
         markdown = markdown.replace(mark, table()) if mark in markdown else markdown
@@ -501,6 +502,7 @@ def on_page_content(html, page, config, files):
         body, count = source_html(ROOT / uri.removeprefix("source/").removesuffix(".md"))
         html = html.replace("<!-- source -->", body)
     html = FILM.sub(film, html)
+    html = re.sub(r"<code>(--[^<\s]{1,30})</code>", r'<code class="flag">\1</code>', html)
     html = PLOT.sub(lambda match: match[0] if match["link"] else f'<a href="{match["file"]}">{match["image"]}</a>', html)
     page.present_anchor_ids |= {f"L{n}" for n in range(1, count + 1)}
     return html
