@@ -143,7 +143,7 @@ def play(envs, policy, episodes, seed):
     while len(returns) < episodes:
         obs, _, terminated, truncated, infos = envs.step(policy(obs, is_last))
         is_last = terminated | truncated
-        if "episode" in infos:
+        if "episode" in infos and infos["_episode"].any():
             returns.append(float(infos["episode"]["r"][0]))
             lengths.append(int(infos["episode"]["l"][0]))
             others = ", ".join(f"{other:.2f}" for other in infos["episode"]["r"][1:])  # in self-play, on the other rows
@@ -268,7 +268,7 @@ def make_grid(checkpoints, path, seed=1000, **choices):
                 if step > 0:
                     obs, rewards, terminated, truncated, infos = envs.step(policy(*states[i]))
                     states[i], frames[i] = (obs, terminated | truncated), envs.render()[0]
-                    is_over[i] = "episode" in infos  # the whole one, not that of a life
+                    is_over[i] = "episode" in infos and bool(infos["_episode"].any())  # the whole one, not that of a life
                     returns[i] = float(infos["episode"]["r"][0]) if is_over[i] else returns[i] + float(rewards[0])
                 frame = frames[i] // 2 if is_over[i] else frames[i]  # what is over gets dark
                 draw_cell(picture, places[i], size, frame, f"{captions[i]}, return {returns[i]:.1f}")

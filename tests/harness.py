@@ -50,6 +50,10 @@ def probe(file, name):
         from tests import brax_probes  # noqa: F401  registers them
 
         return f"brax/{name}"
+    if "isaacgym" in file.stem:
+        from tests import isaac_probes  # noqa: F401  registers them
+
+        return f"IsaacProbe/{name}-v0"
     if "pettingzoo" in file.stem:
         import tests.pettingzoo_probes  # noqa: F401  registers them for two players
 

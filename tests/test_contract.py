@@ -41,7 +41,9 @@ from tests.harness import (
 TORCH = [stem for stem in FILES if "_jax" not in stem]  # how the others resume is tested in their own files
 LEADERS = ["ppo", "ppo_continuous_action", "ppo_atari_envpool", "dqn", "td3_continuous_action"]  # one of each kind
 LONG = [
-    stem for stem in TORCH if stem not in ("ppo_rnd_envpool", "ppo_procgen", "ppo_atari_multigpu")
+    stem
+    for stem in TORCH
+    if stem not in ("ppo_rnd_envpool", "ppo_procgen", "ppo_atari_multigpu", "ppo_continuous_action_isaacgym")
 ]  # what takes long, and is the same code in the others
 LOSSES = {"dqn": "losses/td_loss", "c51": "losses/loss", **dict.fromkeys(["ppo", "rpo", "ppg"], "losses/value_loss")}
 LOSSES |= dict.fromkeys(["ddp", "td3", "sac"], "losses/qf1_loss")
@@ -110,6 +112,7 @@ def small(file, *flags):
         narrow = ("--q-width", 16) if "crossq" in file.stem else ()
         return (*SMALL_CONTROL, *narrow, "--checkpoint-interval", iteration(file), *flags)
     quick = ("--env-id", "Pendulum-v1") if "_continuous" in file.stem else ()  # MuJoCo's videos need OpenGL
+    quick = ("--env-id", probe(file, "Pendulum")) if "isaacgym" in file.stem else quick
     often = ("--log-interval", 1) if file.stem in ("ppo_jax", "ppo_continuous_action_jax") else ()
     often = ("--num-iterations-obs-norm-init", 1) if "_rnd" in file.stem else often
     often = ("--elo-games", 4, "--elo-steps", 2, "--elo-players", 2) if "pettingzoo" in file.stem else often
@@ -376,6 +379,21 @@ RND_REFUSALS = [
     (("--num-envs", 2, "--capture-video"), "rgb_array"),
 ]
 
+TENSOR_REFUSALS = [
+    (("--num-steps", 0), "num_steps > 0 must hold"),
+    (("--num-minibatches", 2**17), "num_minibatches <= num_envs * num_steps must hold"),
+    (("--reward-scaler", "nan"), "abs(reward_scaler) < 1e9 must hold"),
+    (("--record-video-step-frequency", 0), "record_video_step_frequency > 0 must hold"),
+    (("--env-id", "NoSuchEnv-v0"), "cannot make NoSuchEnv-v0"),
+    (("--env-id", "no_such_module:Env-v0"), "no_such_module"),
+    (("--env-id", "Pendulum-v1"), "cannot make Pendulum-v1: AssertionError: it is not registered as Isaac Lab's are"),
+    (("--num-envs", 2, "--env-id", "IsaacProbe/Choices-v0"), "needs continuous actions, which IsaacProbe/Choices-v0"),
+    (("--num-envs", 2, "--env-id", "IsaacProbe/OtherGroups-v0"), "needs flat observations in a group called policy or actor"),
+    (("--num-envs", 2, "--env-id", "IsaacProbe/Pictures-v0"), "needs flat observations in a group called policy or actor"),
+    (("--num-envs", 2, "--env-id", "IsaacProbe/PointMass-v0", "--capture-video"), "needs rgb_array rendering for a video"),
+    (("--resume", "nowhere"), "cannot resume nowhere"),
+]
+
 
 XLA_REFUSALS = [
     (("--num-steps", 0), "num_steps > 0 must hold"),
@@ -396,6 +414,7 @@ XLA_REFUSALS = [
     + [("ppo_jax", *refusal) for refusal in PPO_JAX_REFUSALS]
     + [("ppo_continuous_action_jax", *refusal) for refusal in PHYSICS_REFUSALS]
     + [("ppo_rnd_envpool", *refusal) for refusal in RND_REFUSALS]
+    + [("ppo_continuous_action_isaacgym", *refusal) for refusal in TENSOR_REFUSALS]
     + [("dqn", *refusal) for refusal in VALUE_REFUSALS + DQN_REFUSALS]
     + [("c51", *refusal) for refusal in VALUE_REFUSALS + C51_REFUSALS]
     + [("dqn_jax", *refusal) for refusal in JAX_REFUSALS + DQN_REFUSALS]
@@ -581,7 +600,8 @@ def test_no_episode_is_lost(file, tmp_path):
     with contextlib.redirect_stdout(io.StringIO()) as stdout, contextlib.redirect_stderr(io.StringIO()) as stderr:
         train(file, tmp_path, *small(file, *flags, *rollout, *pools))
     logged = scalars(only_run(tmp_path))
-    ends = (3, 6, 9, 12, 15, 18) if file.stem in ("dqn_jax", "c51_jax", "ppo_jax") else (3, 7, 11, 15, 19)
+    same_step = ("dqn_jax", "c51_jax", "ppo_jax", "ppo_continuous_action_isaacgym")
+    ends = (3, 6, 9, 12, 15, 18) if file.stem in same_step else (3, 7, 11, 15, 19)
     for metric in ("charts/episodic_return", "charts/episodic_length"):
         points = sorted(point for name in logged if name.startswith(metric) for point in logged[name])
         assert points == [((t - 1) * envs + env + 1, 3.0) for t in ends for env in range(envs)]
