@@ -3,8 +3,8 @@
     python results/report.py ppo        # prints the table, writes docs/rl-algorithms/ppo.png
 
 As in the published tables: each run counts with the mean of its last 100 episodes, then mean ± standard deviation of the runs.
-A point of the plot is the mean of the last 100 episodes, or of an eighth of a run's where that is fewer. Over steps the line is the
-mean of the runs and the band their standard deviation; over seconds each run is by itself.
+A point of the plot is the mean of the last 100 episodes, or of an eighth of a run's where that is fewer. Over steps the line
+is the mean of the runs and the band their standard deviation; over seconds each run is by itself.
 """
 
 import csv
