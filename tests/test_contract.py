@@ -76,7 +76,9 @@ def finished(file, folder):
     return Path(shutil.copytree(run, folder / "runs" / run.name))
 
 
-COMPILED = [pytest.param(stem, marks=pytest.mark.slow) for stem in ("dqn_atari_jax", "sac_continuous_action_jax")]
+COMPILED = [
+    pytest.param(stem, marks=pytest.mark.slow) for stem in ("dqn_atari_jax", "sac_continuous_action_jax", "ppo_rnn_jax")
+]
 
 
 @pytest.fixture(params=[*TORCH, "dqn_jax", "ppo_jax", "ppo_atari_envpool_xla_jax_scan", *COMPILED])
@@ -113,7 +115,8 @@ def small(file, *flags):
         return (*SMALL_CONTROL, *narrow, "--checkpoint-interval", iteration(file), *flags)
     quick = ("--env-id", "Pendulum-v1") if "_continuous" in file.stem else ()  # MuJoCo's videos need OpenGL
     quick = ("--env-id", probe(file, "Pendulum")) if "isaacgym" in file.stem else quick
-    often = ("--log-interval", 1) if file.stem in ("ppo_jax", "ppo_continuous_action_jax") else ()
+    quick = ("--env-id", "CartPole-v1") if file.stem == "ppo_rnn_jax" else quick  # memory chains draw nothing
+    often = ("--log-interval", 1) if file.stem in ("ppo_jax", "ppo_rnn_jax", "ppo_continuous_action_jax") else ()
     often = ("--num-iterations-obs-norm-init", 1) if "_rnd" in file.stem else often
     often = ("--elo-games", 4, "--elo-steps", 2, "--elo-players", 2) if "pettingzoo" in file.stem else often
     flags = (*quick, *SMALL, *often, "--num-steps", iteration(file) // 2, *flags)
@@ -352,6 +355,13 @@ PPO_JAX_REFUSALS = [
     (("--resume", "nowhere", "--seed", 2), "give no others"),
 ]
 
+PPO_RNN_REFUSALS = [
+    (("--num-envs", 6), "num_envs % num_minibatches == 0 must hold"),
+    (("--seed", 2**32), "0 <= seed < 2**32 must hold"),
+    (("--env-id", "Pendulum-v1"), "needs Discrete actions, which Pendulum-v1"),
+    (("--capture-video",), "needs rgb_array rendering for a video, which MemoryChain-bsuite"),
+]
+
 PHYSICS_REFUSALS = [
     (("--num-minibatches", 3), "num_envs * num_steps % num_minibatches == 0 must hold"),
     (("--episode-length", 0), "episode_length is None or episode_length > 0 must hold"),
@@ -412,6 +422,7 @@ XLA_REFUSALS = [
     ("stem", "flags", "words"),
     [("ppo_atari_envpool_xla_jax", *refusal) for refusal in XLA_REFUSALS]
     + [("ppo_jax", *refusal) for refusal in PPO_JAX_REFUSALS]
+    + [("ppo_rnn_jax", *refusal) for refusal in PPO_RNN_REFUSALS]
     + [("ppo_continuous_action_jax", *refusal) for refusal in PHYSICS_REFUSALS]
     + [("ppo_rnd_envpool", *refusal) for refusal in RND_REFUSALS]
     + [("ppo_continuous_action_isaacgym", *refusal) for refusal in TENSOR_REFUSALS]
@@ -600,7 +611,7 @@ def test_no_episode_is_lost(file, tmp_path):
     with contextlib.redirect_stdout(io.StringIO()) as stdout, contextlib.redirect_stderr(io.StringIO()) as stderr:
         train(file, tmp_path, *small(file, *flags, *rollout, *pools))
     logged = scalars(only_run(tmp_path))
-    same_step = ("dqn_jax", "c51_jax", "ppo_jax", "ppo_continuous_action_isaacgym")
+    same_step = ("dqn_jax", "c51_jax", "ppo_jax", "ppo_rnn_jax", "ppo_continuous_action_isaacgym")
     ends = (3, 6, 9, 12, 15, 18) if file.stem in same_step else (3, 7, 11, 15, 19)
     for metric in ("charts/episodic_return", "charts/episodic_length"):
         points = sorted(point for name in logged if name.startswith(metric) for point in logged[name])
