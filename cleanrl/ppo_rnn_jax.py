@@ -113,7 +113,7 @@ class Agent(nn.Module):
     state_size: int = 128
 
     def setup(self):
-        self.network = Network()  # shared by policy and value, as is the GRU [rnn 1]
+        self.network = Network()  # [rnn 1] shared by policy and value, as is the GRU
         self.gru = nn.GRUCell(self.state_size, kernel_init=orthogonal(1.0))  # [lstm 1]
         self.actor = nn.Dense(self.num_actions, kernel_init=orthogonal(0.01))
         self.critic = nn.Dense(1, kernel_init=orthogonal(1.0))
@@ -169,7 +169,7 @@ def make_program(args):
         zeros, state = jnp.zeros(args.num_envs), jnp.zeros((args.num_envs, agent.state_size))  # [lstm 2]
         params = agent.init(params_key, obs[None], False, state)
         optimizer, _ = make_optimizer(dict.fromkeys(FLOATS, 0.0), 0)
-        world = dict(env_state=env_state, obs=obs, state=state, episode_return=zeros, episode_length=zeros)
+        world = dict(env_state=env_state, obs=obs, state=state, episode_return=zeros, episode_length=zeros)  # [rnn 3]
         agent_state = dict(params=params, opt_state=optimizer.init(ravel_pytree(params)[0]))
         return dict(agent=agent_state, world=world, key=key, global_step=jnp.zeros((), dtype=jnp.int32))
 
@@ -240,8 +240,9 @@ def make_program(args):
         drawn = jax.random.bits(order_key, (args.update_epochs, args.num_envs)) >> env_bits << env_bits
         orders = jnp.sort(drawn | jnp.arange(args.num_envs, dtype=jnp.uint32)) & 2**env_bits - 1
         orders = orders.reshape(num_updates, -1)
-        batch, first_states = (obs, actions, logprobs, values, episodes[0], advantages, returns), run["world"]["state"][orders]
+        batch = obs, actions, logprobs, values, episodes[0], advantages, returns
         batch = jax.tree.map(lambda x: x[:, orders].swapaxes(0, 1), batch)  # [lstm 4]
+        batch = batch, run["world"]["state"][orders]  # [lstm 5]
         optimizer, learning_rate = make_optimizer(floats, run["global_step"] // batch_size)
         flat, unravel = ravel_pytree(params)  # Adam is faster on one long vector
 
@@ -250,7 +251,7 @@ def make_program(args):
             updates, opt_state = optimizer.update(grads, state[1])
             return (state[0] + updates, opt_state), losses
 
-        (flat, opt_state), losses = jax.lax.scan(learn, (flat, run["agent"]["opt_state"]), (batch, first_states))
+        (flat, opt_state), losses = jax.lax.scan(learn, (flat, run["agent"]["opt_state"]), batch)
         agent_state = dict(params=unravel(flat), opt_state=opt_state)
         metrics = {f"losses/{name}": x[-1] for name, x in losses.items()} | {"losses/clipfrac": losses["clipfrac"].mean()}
         metrics |= {"losses/explained_variance": 1 - advantages.var() / returns.var(), "charts/learning_rate": learning_rate}

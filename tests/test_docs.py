@@ -223,6 +223,7 @@ DETAILS = {  # of each family: the file that shows them, how many there are, and
     "droq": ("droq_continuous_action_jax", 4, "droq.md"),
     "crossq": ("crossq_continuous_action_jax", 3, "crossq.md"),
     "multigpu": ("ppo_atari_multigpu", 10, "ppo-multigpu.md"),
+    "rnn": ("ppo_rnn_jax", 3, "ppo-rnn-jax.md"),
     "physics": ("ppo_continuous_action_jax", 4, "ppo-continuous-action-jax.md"),
     "rnd": ("ppo_rnd_envpool", 10, "ppo-rnd.md"),
     "procgen": ("ppo_procgen", 3, "ppg.md"),
