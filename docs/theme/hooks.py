@@ -368,7 +368,7 @@ def files_table():
         title = re.search(r"^# (?:.*\()?([^()\n]+)\)?$", pages()[page], re.M)[1]
         grew = f"[`{parent(name)}.py`: what changed](diff/{name}.md)" if parent(name) else ""
         rows.append(f"| [`{name}.py`](code/{name}.md) | {words} | {grew} | [{title}]({page}{'#' * bool(anchor)}{anchor}) |")
-    return "\n".join(rows)
+    return '<div class="stacked" markdown>\n\n' + "\n".join(rows) + "\n\n</div>"
 
 
 def systems_table():
