@@ -22,7 +22,7 @@ from flax.serialization import msgpack_serialize
 
 from tests import harness
 from tests.harness import FILES, only_run, probe, read_checkpoint, same, scalars
-from tests.test_dqn_jax import compiled_quickly, leaves, play, tensors
+from tests.test_dqn_jax import compiled_quickly, leaves, play, tensors, train
 from tests.test_ppo_atari import ACTION_FLAGS, PROBE_FLAGS, images_of
 
 pytest.importorskip("envpool")
@@ -36,12 +36,6 @@ def file(request):
 
 # where both do the same: the loops take long to compile
 mostly_scan = pytest.mark.parametrize("file", [pytest.param(LOOPS, marks=pytest.mark.slow), SCAN], ids=["loops", "scan"])
-
-
-def train(file, folder, *flags):
-    """Run a file as tests.harness does, without the half second in which it lists the packages that there are."""
-    with mock.patch("importlib.metadata.distributions", return_value=()):
-        return harness.train(file, folder, *flags)
 
 
 class Tiny(nn.Module):
@@ -229,7 +223,10 @@ def check_iterations(file, *flags, tiny=True):
     return args, expected, done
 
 
-@pytest.mark.parametrize("flags", [(), ("--no-norm-adv", "--clip-vloss", "--no-anneal-lr")])
+OTHERS = pytest.param(("--no-norm-adv", "--clip-vloss", "--no-anneal-lr"), marks=pytest.mark.slow, id="others")
+
+
+@pytest.mark.parametrize("flags", [pytest.param((), id="default"), OTHERS])
 def test_xla_4_rows_of_no_weight_are_as_good_as_left_out(file, tmp_path, flags):
     """And core 3 to 12: advantages, order of rows, losses, gradients and Adam's steps are those of the textbook in PyTorch."""
     args, expected, done = check_iterations(file, *flags)
@@ -358,7 +355,7 @@ def train_tiny(file, folder, *flags):
     copy.write_text(
         source.replace(tiny, "from tests.test_ppo_atari_envpool_xla_jax import Tiny\n    " + tiny.replace("Agent(", "Tiny("))
     )
-    return compiled_quickly(lambda: train(copy, folder, *flags))
+    return train(copy, folder, *flags)
 
 
 def test_xla_6_compiling_is_not_in_the_speed(file, tmp_path, monkeypatch):
@@ -392,6 +389,7 @@ def test_core_2_orthogonal_weights_and_zero_biases(file, tmp_path):
         assert np.abs(params["params"][name]["bias"]).max() == 0
 
 
+@mostly_scan
 def test_atari_8_the_network_is_that_of_ppo_atari_envpool(file, tmp_path):
     """And [atari 9]: what it says of the same bytes with the same weights, and its gradient [xla 7]."""
     network, obs = runpy.run_path(str(file))["Agent"](6), np.random.default_rng(1).integers(0, 256, (5, 4, 84, 84), np.uint8)

@@ -26,21 +26,14 @@ from tensorboard.compat.proto.event_pb2 import Event
 
 import tests.gymnax_probes  # noqa: F401  registers them
 from cleanrl_utils.events import read_events
-from tests import harness
 from tests.harness import FILES, about, only_run, read_checkpoint, same, scalars
-from tests.test_dqn_jax import compiled_quickly, edit, leaves, play, tensors, without_speed
+from tests.test_dqn_jax import compiled_quickly, edit, leaves, play, tensors, train, without_speed
 from tests.test_events import shown
 
 
 @pytest.fixture
 def file():
     return FILES["ppo_jax"]
-
-
-def train(file, folder, *flags):
-    """Run a file as tests.harness does, without the half second in which it lists the packages that there are."""
-    with mock.patch("importlib.metadata.distributions", return_value=()):
-        return harness.train(file, folder, *flags)
 
 
 def begin(file, *flags):
