@@ -88,7 +88,7 @@ def check_moments(got, expected):
             np.testing.assert_allclose(x, expected[name][moment].detach().reshape(x.shape), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("count", [99_999, 100_000])
+@pytest.mark.parametrize("count", [pytest.param(99_999, marks=pytest.mark.slow), 100_000])
 def test_crossq_1_crossq_2_crossq_3_the_update_of_the_q_networks(file, tmp_path, count):
     """Values now and after in one joint pass, from which the moments of batches come, with the loss and its gradient; before
     and after 100k batches, from when on it is corrected towards the moments of the run."""
@@ -111,7 +111,7 @@ def test_crossq_1_crossq_2_crossq_3_the_update_of_the_q_networks(file, tmp_path,
     assert not any("target" in name for name in agent)
 
 
-@pytest.mark.parametrize("count", [99_999, 100_000])
+@pytest.mark.parametrize("count", [pytest.param(99_999, marks=pytest.mark.slow), 100_000])
 def test_crossq_2_crossq_3_the_update_of_the_actor(file, tmp_path, count):
     """It learns in training mode, from the lower value of Q-networks that are not, and whose moments stay as they are."""
     names, key = begin(file), jax.random.key(2)
@@ -157,6 +157,7 @@ def test_crossq_2_acting_and_the_loaded_policy_use_the_moments_of_the_run(file, 
     assert same(leaves(checkpoint["agent"]), leaves(agent))
 
 
+@pytest.mark.slow
 def test_ddpg_5_updates_are_counted_in_environment_steps(file, tmp_path):
     """Six for each step of two environments; one in five is also the actor's."""
     names, updates = follow(file, tmp_path, *COUNTS, "--policy-frequency", 5)

@@ -77,6 +77,10 @@ NOT_RUN_HERE = {
         for i in range(2)
     },
     "torchrun --nproc-per-node 2 cleanrl/ppo_atari_multigpu.py --resume runs/<run>": "as the first of them",
+    "python cleanrl/ppo_continuous_action_isaacgym.py --env-id Mjlab-Cartpole-Balance --num-envs 64": (
+        "run by test_ppo_continuous_action_isaacgym.test_mjlab_cartpole (slow)"
+    ),
+    "python cleanrl/ppo_continuous_action_isaacgym.py --env-id Isaac-Ant-v0": "needs Isaac Lab",
     "pip install -r requirements/requirements.txt": "run by test_plain_pip (slow), and resolved by test_packaging",
 }
 
@@ -90,8 +94,8 @@ def commands():
     seen, params = set(), []
     for command in (command for command in found if command not in NOT_RUN_HERE):
         algorithm = re.match(r"python (cleanrl/\w+.py)|", command)[1]  # after its first command, the others take minutes
-        is_slow = algorithm in seen or "_jax.py" in command or "cleanrl_utils.tuner" in command  # and so do these
-        params.append(pytest.param(command, marks=[pytest.mark.slow] * is_slow))
+        is_slow = algorithm in seen or re.search(r"_jax(_scan)?\.py|cleanrl_utils\.tuner|^pytest", command)  # and so do these
+        params.append(pytest.param(command, marks=[pytest.mark.slow] if is_slow else ()))
         seen |= {algorithm} - {None}
     return params
 
@@ -141,7 +145,7 @@ def test_command_runs(checkout, command):
         small = off_policy if re.match("ddpg|td3|sac", algorithm[1]) else " --total-timesteps 2048"
         small = heavy if re.match("tqc|droq|crossq", algorithm[1]) else small
         few = " --num-envs 8 --num-steps 8 --num-minibatches 2 --total-timesteps 64"  # of thousands
-        small = few if algorithm[1] == "ppo_continuous_action_jax" else small
+        small = few if algorithm[1] in ("ppo_continuous_action_jax", "ppo_continuous_action_isaacgym") else small
         words += large if "_atari" in algorithm[1] else small
         if "_pettingzoo" in algorithm[1]:
             words += " --num-envs 4 --num-steps 8 --num-minibatches 2 --elo-games 4 --elo-steps 4"
@@ -226,6 +230,7 @@ DETAILS = {  # of each family: the file that shows them, how many there are, and
     "rnn": ("ppo_rnn_jax", 3, "ppo-rnn-jax.md"),
     "physics": ("ppo_continuous_action_jax", 4, "ppo-continuous-action-jax.md"),
     "rnd": ("ppo_rnd_envpool", 10, "ppo-rnd.md"),
+    "isaac": ("ppo_continuous_action_isaacgym", 6, "ppo-isaacgym.md"),
     "procgen": ("ppo_procgen", 3, "ppg.md"),
     "ppg": ("ppg_procgen", 9, "ppg.md"),
     "xla": ("ppo_atari_envpool_xla_jax(?:_scan)?", 7, "ppo-envpool-xla.md"),  # the last is shown by the second of them

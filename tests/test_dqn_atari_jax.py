@@ -213,6 +213,7 @@ def test_values_of_probes(file, tmp_path):
     np.testing.assert_allclose(learned, [[0.5, 0.5], [1, 1]], atol=0.25)
 
 
+@pytest.mark.slow
 def test_actions_of_probes(file, tmp_path):
     """Acting through load_policy in fresh environments, as every evaluation does."""
     flags = (*PROBE_FLAGS, *few_atoms(file), "--total-timesteps", 320)

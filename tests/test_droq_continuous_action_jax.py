@@ -64,6 +64,7 @@ def test_droq_1_a_number_is_left_out_with_the_given_chance(file, tmp_path):
     assert np.abs(np.corrcoef(second.reshape(256, 16).T) - np.eye(16)).max() < 0.3
 
 
+@pytest.mark.slow
 def test_droq_1_targets_and_values_have_numbers_left_out(file, tmp_path):
     """Each with a key of its own; the actor sees such values too."""
     names, (key, next_key) = begin(file, "--dropout", 0.2), jax.random.split(jax.random.key(1))

@@ -133,6 +133,7 @@ def test_push_again_replaces_what_is_old(run, repo):
     assert (run / "eval.json").stat().st_mtime_ns == before, "the last checkpoint was evaluated already"
 
 
+@pytest.mark.slow
 def test_jax_and_a_folder_that_was_pulled_can_be_pushed(tmp_path):
     file = FILES["dqn_jax"]
     train(file, tmp_path, "--total-timesteps", 500, "--learning-starts", 100, "--buffer-size", 200)
@@ -503,6 +504,7 @@ def test_loading_a_model_as_the_docs_say(run, repo, tmp_path, monkeypatch, capsy
     assert same(names["agent"], read_checkpoint(run)["agent"])
 
 
+@pytest.mark.slow
 def test_commands_of_the_docs(run, tmp_path):
     """Those of docs/hub.md and the ones of docs/enjoy.md that need a Hub, as a user types them."""
     torch.manual_seed(1)

@@ -412,6 +412,7 @@ def wait_for(condition, process, seconds=120):
         time.sleep(0.2)
 
 
+@pytest.mark.slow
 def test_torchrun_and_kill_9(file, tmp_path):
     """What the user sees is torchrun's report of who was killed, and before it a line that tells how to go on."""
     flags = ("--env-id", "ALE/Pong-v5", *SMALL, "--total-timesteps", 10**6, "--checkpoint-interval", 1)

@@ -297,6 +297,7 @@ def test_episodes_are_logged_where_they_end(file, tmp_path):
 # learning
 
 
+@pytest.mark.slow
 def test_actions_of_probes(file, tmp_path):
     """Acting through load_policy in fresh environments, as every evaluation does."""
     flags = ("--num-envs", 16, "--num-steps", 8, "--num-minibatches", 2, "--update-epochs", 2, "--total-timesteps", 768)

@@ -74,6 +74,7 @@ def test_report_counts_the_last_hundred_episodes(results):
     assert (folder / "ppo.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_many_seeds_side_by_side():
     many_seeds = load(ROOT / "results" / "many_seeds.py")
     flags = dict(total_timesteps=2000, learning_starts=1000, buffer_size=1000, batch_size=16)
