@@ -30,7 +30,8 @@ format: .venv/all
 	git ls-files | xargs $(RUN) codespell
 
 constraints: $(UV)
-	$(EXPORT) --all-extras --upgrade --output-file constraints.txt
+	$(EXPORT) --extra all --upgrade --output-file constraints.txt
+	$(EXPORT) --extra mjlab --upgrade --output-file constraints-mjlab.txt
 	$(MAKE) requirements
 
 requirements: $(UV)
@@ -39,6 +40,7 @@ requirements: $(UV)
 	for extra in $(EXTRAS); do \
 		$(EXPORT) --constraints constraints.txt --extra $$extra --output-file requirements/requirements-$$extra.txt || exit 1; \
 	done
+	$(EXPORT) --constraints constraints-mjlab.txt --extra mjlab --output-file requirements/requirements-mjlab.txt
 
 # A file in .venv says what was installed last; it is older than what it depends on when that has changed.
 .venv/train: pyproject.toml constraints.txt | .venv/pyvenv.cfg

@@ -1,8 +1,8 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#     "brax>=0.14.2", "gymnasium>=1.2.1,<2", "jax>=0.9", "mjlab>=1.6", "moviepy>=2", "numpy>=2", "tensorboard>=2.20",
-#     "torch>=2.9", "tqdm>=4.67", "tyro>=1.0", "wandb>=0.22",
+#     "brax>=0.14.2", "gymnasium>=1.2.1,<2", "jax>=0.9", "mjlab>=1.3", "moviepy>=2", "mujoco-warp>=3.7,<4", "mujoco>=3.3,<4",
+#     "numpy>=2", "scipy>=1.15", "tensorboard>=2.20", "torch>=2.9", "tqdm>=4.67", "tyro>=1.0", "wandb>=0.22",
 # ]
 # ///
 """Proximal Policy Optimization for environments that live on the GPU and speak tensors, as Isaac Lab's do.

@@ -51,21 +51,25 @@ def test_header_names_what_is_imported(file):
     named = {name_of(r).replace("-", "_") for r in header(file)["dependencies"]}
     assert third_party <= named
     unseen = {"moviepy", "tensorboard", "mujoco", "dm_control", "shimmy", "six"}  # behind Gymnasium, torch.utils and gymnax
+    unseen |= {"mujoco_warp", "scipy"}  # mjlab's
     unseen.add("pyqt5_qt5")  # what EnvPool draws Procgen with
     assert named - third_party <= unseen
 
 
 def test_extras():
     promised = re.search(r"^EXTRAS := (.*)$", (ROOT / "Makefile").read_text(), re.M)[1].split()
-    assert list(EXTRAS) == promised and len(promised) == 14
+    assert [extra for extra in EXTRAS if extra != "mjlab"] == promised and len(promised) == 14
     assert EXTRAS["all"] == [f"cleanrl[{','.join(promised[:-1])}]"]
 
 
-def test_constraints_are_names_and_versions_only():
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
+@pytest.mark.parametrize("file", ["constraints.txt", "constraints-mjlab.txt"])
+def test_constraints_are_names_and_versions_only(file):
+    """Of everything, but for mjlab, which does not go with the rest."""
+    lines = (ROOT / file).read_text().splitlines()
     assert len(lines) > 100 and all(re.fullmatch(r"[a-z0-9.-]+==[\w.]+( ; .*)?", line) for line in lines)
     pinned = {name_of(line) for line in lines}
-    wanted = {name_of(r) for group in [PROJECT["project"]["dependencies"], *EXTRAS.values()] for r in group} - {"cleanrl"}
+    extras = [group for extra, group in EXTRAS.items() if (extra == "mjlab") == (file == "constraints-mjlab.txt")]
+    wanted = {name_of(r) for group in [PROJECT["project"]["dependencies"], *extras] for r in group} - {"cleanrl"}
     assert wanted <= pinned
     assert not (ROOT / "uv.lock").exists()
 
@@ -85,7 +89,7 @@ def test_tested_versions_are_the_installed_ones():
 
 @needs_uv
 def test_requirements_are_in_step(tmp_path):
-    for name in ("pyproject.toml", "constraints.txt", "Makefile"):
+    for name in ("pyproject.toml", "constraints.txt", "constraints-mjlab.txt", "Makefile"):
         shutil.copy(ROOT / name, tmp_path)
     environment = os.environ | {"PATH": f"{Path(UV).parent}{os.pathsep}{os.environ['PATH']}"}
     done = subprocess.run(["make", "requirements"], cwd=tmp_path, env=environment, capture_output=True, text=True)

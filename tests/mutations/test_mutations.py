@@ -16,7 +16,9 @@ MUTATIONS = [
     pytest.param(path.stem, mutation, id=f"{path.stem}: {mutation['name']}", marks=[pytest.mark.slow] * is_slow)
     for path in sorted(Path(__file__).parent.glob("*.toml"))
     for number, mutation in enumerate(tomllib.loads(path.read_text())["mutation"])
-    for is_slow in ["_jax" in path.stem and (number > 0 or path.stem != "dqn_jax")]  # each is a program to compile
+    for is_slow in [
+        mutation.get("slow") or ("_jax" in path.stem and (number > 0 or path.stem != "dqn_jax"))
+    ]  # each is a program to compile
 ]
 
 
