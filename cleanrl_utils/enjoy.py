@@ -299,6 +299,7 @@ def locate(word):
 
 def main():
     args = tyro.cli(Args, description=__doc__)
+    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # pygame looks for a sound card, and complains where there is none
     if args.exp_name is not None:
         if args.run or args.env_id is None:
             raise SystemExit("--exp-name needs --env-id, and stands for the run: give no other")
@@ -328,6 +329,8 @@ def main():
     else:
         read_run(run_folder)
         evaluate(run_folder, load_checkpoint(path), args.episodes, args.seed, args.episodes if args.video else 0, **choices)
+        if args.video:
+            print(f"videos: {run_folder / 'videos'}")
 
 
 if __name__ == "__main__":

@@ -118,6 +118,7 @@ def test_enjoy_as_a_command_with_video(cartpole):
     command = [sys.executable, "-m", "cleanrl_utils.enjoy", str(cartpole), "--episodes", "2", "--video"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and "mean return over 2 episodes" in done.stdout, done.stderr
+    assert f"videos: {cartpole / 'videos'}\n" in done.stdout and "ALSA" not in done.stderr
     videos = sorted((cartpole / "videos").iterdir())
     assert [video.name for video in videos] == ["eval-seed-1000-episode-0.mp4", "eval-seed-1000-episode-1.mp4"]
     assert all(video.stat().st_size > 1000 for video in videos)
