@@ -24,7 +24,8 @@ def export(algorithm, runs, partial=False):
     for path in sorted(Path(runs).glob("*/run.json")):
         about = json.loads(path.read_text())
         if about["args"]["exp_name"] == algorithm:
-            name = f"{about['args']['env_id'].replace('/', '-')}__{about['args']['seed']}"
+            env_id = about["args"]["env_id"].split(":")[-1].replace("/", "-")  # without the module that has it
+            name = f"{env_id}__{about['args']['seed']}"
             if name in folders:
                 raise SystemExit(f"{name} was run twice: {folders[name]} and {path.parent}")
             folders[name] = path.parent
