@@ -303,7 +303,7 @@ def test_mjlab_cartpole(file, tmp_path):
     run(file, *flags, "--total-timesteps", 64 * 3)
     folder = only_run(tmp_path)
     told = about(folder)
-    assert told["packages"]["mujoco"].startswith("3.11") and told["args"]["env_id"] == "Mjlab-Cartpole-Balance"
+    assert told["packages"]["mujoco"].startswith("3.8") and told["args"]["env_id"] == "Mjlab-Cartpole-Balance"
     told["args"]["total_timesteps"] = 64 * 140  # an episode has 1000 steps
     (folder / "run.json").write_text(json.dumps(told))
     run(file, "--resume", folder)
