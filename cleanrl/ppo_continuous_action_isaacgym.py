@@ -2,7 +2,8 @@
 # requires-python = ">=3.11"
 # dependencies = [
 #     "brax>=0.14.2", "gymnasium>=1.2.1,<2", "jax>=0.9", "mjlab>=1.3", "moviepy>=2", "mujoco-warp>=3.7,<3.9",
-#     "mujoco>=3.7,<3.9", "numpy>=2", "scipy>=1.15", "tensorboard>=2.20", "torch>=2.9", "tqdm>=4.67", "tyro>=1.0", "wandb>=0.22",
+#     "mujoco>=3.7,<3.9", "numpy>=2", "scipy>=1.15", "tensorboard>=2.20", "torch>=2.9", "tqdm>=4.67", "tyro>=1.0",
+#     "wandb>=0.22",
 # ]
 # ///
 """Proximal Policy Optimization for environments that live on the GPU and speak tensors, as Isaac Lab's do.
@@ -123,9 +124,7 @@ class BraxEnvs:
         if self.number % 16 == 1:  # states for episodes to start from: to draw them at every step would cost as much as a step
             self.pool, _ = self.start(self.key, self.number)
         self.world, self.answers = self.advance(self.key, self.number, self.world, self.pool, self.from_dlpack(actions))
-        obs, rewards, terminated, truncated, final_obs = map(
-            torch.from_dlpack, self.answers
-        )  # kept while PyTorch may read them
+        obs, rewards, terminated, truncated, final_obs = map(torch.from_dlpack, self.answers)  # kept while they may be read
         return {"policy": obs}, rewards, terminated, truncated, {"final_obs": {"policy": final_obs}}
 
 
