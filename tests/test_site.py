@@ -6,6 +6,8 @@ import importlib.util
 import json
 import os
 import re
+import runpy
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 import gymnasium as gym
 import numpy as np
 import pytest
+import tyro
 import yaml
 from torch.utils.tensorboard import SummaryWriter
 
@@ -34,6 +37,8 @@ def load(path):
 
 
 HOOKS = load(ROOT / "docs" / "theme" / "hooks.py")
+VIDEOS = load(ROOT / "results" / "videos.py")
+FILMED = json.loads(VIDEOS.DATA.read_text())
 
 
 @pytest.fixture(scope="session")
@@ -290,6 +295,49 @@ def test_ablation_curves(tmp_path, monkeypatch):
     assert row.endswith("| 9.0 ± 0.0 | 3.0 ± 0.0 |")
     report.draw(next(a for a in report.PLAN["ablation"] if a["detail"] == "core 9"), data)
     assert "without" in (tmp_path / "ablations" / "core_9.svg").read_text()
+
+
+@pytest.mark.parametrize("name", FILMED)
+def test_film_of_a_trained_agent(name):
+    """Every frame is there, and not one and the same; the page says what was recorded, of a run of the command it names."""
+    from moviepy import VideoFileClip
+
+    told, stem = FILMED[name], FILMED[name]["file"].removesuffix(".py")
+    python, file, *words = shlex.split(told["command"])
+    assert (python, file) == ("python", f"cleanrl/{stem}.py") and len(told["returns"]) == 10
+    args = tyro.cli(runpy.run_path(str(FILES[stem]))["Args"], args=words)
+    assert (args.env_id, args.seed, args.total_timesteps) == (told["env_id"], told["train_seed"], told["of_steps"])
+    page = ROOT / "docs" / HOOKS.about_file(stem)[0]
+    assert VIDEOS.block(name) in page.read_text(), f"{page.name} has other lines than these:\n{VIDEOS.block(name)}"
+    with VideoFileClip(str(VIDEOS.VIDEOS / f"{name}.mp4")) as clip:
+        frames = list(clip.iter_frames())
+    assert len(frames) == pytest.approx(told["seconds"][0] * clip.fps, abs=2) and clip.size[0] == VIDEOS.WIDTH
+    assert np.abs(frames[0].astype(int) - frames[-1]).max() > 50  # of 255
+
+
+def test_films_are_light_and_pages_without_one_say_why():
+    films = sorted(path.name for path in VIDEOS.VIDEOS.iterdir())
+    assert films == sorted(f"{name}.{kind}" for name in FILMED for kind in ("mp4", "jpg"))
+    sizes = [path.stat().st_size for path in VIDEOS.VIDEOS.iterdir()]
+    assert max(sizes) < 500_000 and sum(sizes) < 6_000_000
+    for page in (ROOT / "docs" / "rl-algorithms").glob("*.md"):
+        told = re.search(r"\]\(videos/|no video( yet| of a trained)|video of a trained agent", page.read_text())
+        assert told or page.stem == "ppo-details", f"{page.name} has no video of a trained agent, and does not say why"
+
+
+@needs_chromium
+def test_films_play_in_the_browser(address):
+    """When they are asked to and not before; a still is shown until then."""
+    with Browser(f"{address}rl-algorithms/ppo/") as browser:
+        films = browser.evaluate("(films = [...document.querySelectorAll('figure.film video')]).length")
+        assert films == (ROOT / "docs" / "rl-algorithms" / "ppo.md").read_text().count(".mp4)") > 0
+        assert [url for url in browser.requests if url.endswith(".mp4")] == []
+        for i in range(films):
+            assert browser.evaluate(f"films[{i}].paused && films[{i}].controls && films[{i}].poster.endsWith('.jpg')")
+            assert "evaluation episodes" in browser.evaluate(f"films[{i}].nextElementSibling.textContent")
+            browser.evaluate(f"films[{i}].play(), 0")
+            browser.wait_for(f"films[{i}].currentTime > 0.5 && films[{i}].videoWidth === {VIDEOS.WIDTH}")
+        assert browser.errors == [] and fetched(browser, address) == []
 
 
 @needs_chromium
