@@ -344,7 +344,7 @@ def test_values_of_probes(file, tmp_path, probe, values):
 @pytest.mark.slow
 def test_learns_a_memory_chain(file, tmp_path):
     """The bit of the first steps is asked for at the sixth: 1 for who remembers it, -1 for who does not, 0 for a guess."""
-    train(file, tmp_path, "--num-seeds", 4, "--total-timesteps", 300_000)
+    train(file, tmp_path, "--num-seeds", 4, "--total-timesteps", 65_536)
     assert len(runs_of(tmp_path)) == 4 and min(map(last_hundred, runs_of(tmp_path))) >= 0.95
     run = runs_of(tmp_path)[0]
     assert enjoy.evaluate(run, enjoy.load_checkpoint(run), 50)["mean"] >= 0.8, "as it is watched"
