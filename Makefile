@@ -2,7 +2,8 @@
 UV := $(shell command -v uv || echo .uv/bin/uv)
 RUN := $(UV) run --no-project --python .venv
 INSTALL := UV_FIND_LINKS="$(PIP_FIND_LINKS)" $(UV) pip install --python .venv --quiet --compile-bytecode --constraints constraints.txt
-EXPORT := $(UV) pip compile pyproject.toml --universal --python-version 3.11 --no-header --no-annotate --quiet
+COMPILE := $(UV) pip compile --universal --python-version 3.11 --no-header --no-annotate --quiet
+EXPORT := $(COMPILE) pyproject.toml
 EXTRAS := atari envpool procgen mujoco dm_control pettingzoo jax brax optuna cluster hub docs dev all
 
 .PHONY: help train test test-slow format constraints requirements clean
@@ -30,8 +31,8 @@ format: .venv/all
 	git ls-files | xargs $(RUN) codespell
 
 constraints: $(UV)
-	$(EXPORT) --extra all --upgrade --output-file constraints.txt
-	$(EXPORT) --extra mjlab --upgrade --output-file constraints-mjlab.txt
+	$(EXPORT) --all-extras --upgrade --output-file constraints.txt
+	$(COMPILE) mjlab.in --upgrade --output-file constraints-mjlab.txt
 	$(MAKE) requirements
 
 requirements: $(UV)
@@ -40,7 +41,6 @@ requirements: $(UV)
 	for extra in $(EXTRAS); do \
 		$(EXPORT) --constraints constraints.txt --extra $$extra --output-file requirements/requirements-$$extra.txt || exit 1; \
 	done
-	$(EXPORT) --constraints constraints-mjlab.txt --extra mjlab --output-file requirements/requirements-mjlab.txt
 
 # A file in .venv says what was installed last; it is older than what it depends on when that has changed.
 .venv/train: pyproject.toml constraints.txt | .venv/pyvenv.cfg

@@ -1,9 +1,8 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#     "brax>=0.14.2", "gymnasium>=1.2.1,<2", "jax>=0.9", "mjlab>=1.3", "moviepy>=2", "mujoco-warp>=3.7,<3.9",
-#     "mujoco>=3.7,<3.9", "numpy>=2", "scipy>=1.15", "tensorboard>=2.20", "torch>=2.9", "tqdm>=4.67", "tyro>=1.0",
-#     "wandb>=0.22",
+#     "brax>=0.14.2", "gymnasium>=1.2.1,<2", "jax>=0.9", "mjlab>=1.6", "numpy>=2", "tensorboard>=2.20", "torch>=2.9",
+#     "tqdm>=4.67", "tyro>=1.0", "wandb>=0.22",
 # ]
 # ///
 """Proximal Policy Optimization for environments that live on the GPU and speak tensors, as Isaac Lab's do.
@@ -174,6 +173,8 @@ def make_envs(args, num_envs, render_mode=None):
     *modules, env_id = args.env_id.split(":")
     list(map(importlib.import_module, modules))
     try:
+        if render_mode is not None:
+            importlib.import_module("moviepy")  # which does not go with mjlab's viewer, and so may not be there
         if env_id.startswith("brax/"):
             return TensorEnvs(BraxEnvs(env_id.removeprefix("brax/"), num_envs, device), render_mode)  # [core 1]
         if env_id.startswith("Mjlab-"):
@@ -192,7 +193,10 @@ def make_envs(args, num_envs, render_mode=None):
             cfg = (gym.envs.registration.load_env_creator(cfg) if isinstance(cfg, str) else cfg)()
             cfg.sim.device, cfg.compute_final_obs = str(device), True  # [isaac 2] which old versions ignore
     except ModuleNotFoundError as error:
-        extra = {"brax/": "the extra brax", "Mjlab": "the extra mjlab"}.get(env_id[:5], "Isaac Lab, as NVIDIA tells")
+        extra = {"brax/": "the extra brax", "Mjlab": "mjlab.in in an environment of its own"}.get(
+            env_id[:5], "Isaac Lab, as NVIDIA tells"
+        )
+        extra = "it for videos" if error.name == "moviepy" else extra
         raise ModuleNotFoundError(f"{error}: install {extra}") from None
     cfg.scene.num_envs, cfg.seed = num_envs, args.seed % 2**31
     return TensorEnvs(make(cfg=cfg, render_mode=render_mode).unwrapped, render_mode)

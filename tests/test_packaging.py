@@ -15,6 +15,7 @@ from tests.harness import PPO, ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = PROJECT["project"]["optional-dependencies"]
+MJLAB = [line for line in (ROOT / "mjlab.in").read_text().splitlines() if not line.startswith("#")]
 ALGORITHMS = sorted((ROOT / "cleanrl").glob("*.py"))
 UV = shutil.which("uv") or shutil.which("uv", path=ROOT / ".uv" / "bin")
 needs_uv = pytest.mark.skipif(not UV, reason="needs uv")
@@ -33,7 +34,7 @@ def header(file):
 def test_header_is_in_step_with_pyproject(file):
     told = header(file)
     assert told["requires-python"] == PROJECT["project"]["requires-python"].split(",")[0]
-    bounds = {r for group in [PROJECT["project"]["dependencies"], *EXTRAS.values()] for r in group}
+    bounds = {r for group in [PROJECT["project"]["dependencies"], *EXTRAS.values(), MJLAB] for r in group}
     assert set(told["dependencies"]) <= bounds, "not the bounds of pyproject.toml"
     assert told["dependencies"] == sorted(told["dependencies"])
 
@@ -51,25 +52,28 @@ def test_header_names_what_is_imported(file):
     named = {name_of(r).replace("-", "_") for r in header(file)["dependencies"]}
     assert third_party <= named
     unseen = {"moviepy", "tensorboard", "mujoco", "dm_control", "shimmy", "six"}  # behind Gymnasium, torch.utils and gymnax
-    unseen |= {"mujoco_warp", "scipy"}  # mjlab's
     unseen.add("pyqt5_qt5")  # what EnvPool draws Procgen with
     assert named - third_party <= unseen
 
 
 def test_extras():
     promised = re.search(r"^EXTRAS := (.*)$", (ROOT / "Makefile").read_text(), re.M)[1].split()
-    assert [extra for extra in EXTRAS if extra != "mjlab"] == promised and len(promised) == 14
+    assert list(EXTRAS) == promised and len(promised) == 14
     assert EXTRAS["all"] == [f"cleanrl[{','.join(promised[:-1])}]"]
 
 
-@pytest.mark.parametrize("file", ["constraints.txt", "constraints-mjlab.txt"])
-def test_constraints_are_names_and_versions_only(file):
-    """Of everything, but for mjlab, which does not go with the rest."""
+@pytest.mark.parametrize(
+    ("file", "groups"),
+    [
+        ("constraints.txt", [PROJECT["project"]["dependencies"], *EXTRAS.values()]),
+        ("constraints-mjlab.txt", [MJLAB]),
+    ],
+)
+def test_constraints_are_names_and_versions_only(file, groups):
     lines = (ROOT / file).read_text().splitlines()
     assert len(lines) > 100 and all(re.fullmatch(r"[a-z0-9.-]+==[\w.]+( ; .*)?", line) for line in lines)
     pinned = {name_of(line) for line in lines}
-    extras = [group for extra, group in EXTRAS.items() if (extra == "mjlab") == (file == "constraints-mjlab.txt")]
-    wanted = {name_of(r) for group in [PROJECT["project"]["dependencies"], *extras] for r in group} - {"cleanrl"}
+    wanted = {name_of(r) for group in groups for r in group} - {"cleanrl"}
     assert wanted <= pinned
     assert not (ROOT / "uv.lock").exists()
 
@@ -89,7 +93,7 @@ def test_tested_versions_are_the_installed_ones():
 
 @needs_uv
 def test_requirements_are_in_step(tmp_path):
-    for name in ("pyproject.toml", "constraints.txt", "constraints-mjlab.txt", "Makefile"):
+    for name in ("pyproject.toml", "constraints.txt", "Makefile"):
         shutil.copy(ROOT / name, tmp_path)
     environment = os.environ | {"PATH": f"{Path(UV).parent}{os.pathsep}{os.environ['PATH']}"}
     done = subprocess.run(["make", "requirements"], cwd=tmp_path, env=environment, capture_output=True, text=True)
