@@ -171,10 +171,8 @@ class TensorEnvs(gym.vector.VectorEnv):
 def make_envs(args, num_envs, render_mode=None):
     device = torch.device("cuda:0" if args.cuda and torch.cuda.is_available() else "cpu")
     *modules, env_id = args.env_id.split(":")
-    list(map(importlib.import_module, modules))
+    list(map(importlib.import_module, [*modules, "moviepy"] if render_mode else modules))  # beside mjlab that may be missing
     try:
-        if render_mode is not None:
-            importlib.import_module("moviepy")  # which does not go with mjlab's viewer, and so may not be there
         if env_id.startswith("brax/"):
             return TensorEnvs(BraxEnvs(env_id.removeprefix("brax/"), num_envs, device), render_mode)  # [core 1]
         if env_id.startswith("Mjlab-"):
@@ -193,10 +191,7 @@ def make_envs(args, num_envs, render_mode=None):
             cfg = (gym.envs.registration.load_env_creator(cfg) if isinstance(cfg, str) else cfg)()
             cfg.sim.device, cfg.compute_final_obs = str(device), True  # [isaac 2] which old versions ignore
     except ModuleNotFoundError as error:
-        extra = {"brax/": "the extra brax", "Mjlab": "mjlab.in in an environment of its own"}.get(
-            env_id[:5], "Isaac Lab, as NVIDIA tells"
-        )
-        extra = "it for videos" if error.name == "moviepy" else extra
+        extra = {"brax/": "the extra brax", "Mjlab": "what mjlab.in asks for"}.get(env_id[:5], "Isaac Lab, as NVIDIA tells")
         raise ModuleNotFoundError(f"{error}: install {extra}") from None
     cfg.scene.num_envs, cfg.seed = num_envs, args.seed % 2**31
     return TensorEnvs(make(cfg=cfg, render_mode=render_mode).unwrapped, render_mode)

@@ -255,7 +255,7 @@ def test_packages_are_imported_when_an_environment_needs_them(file):
     ("env_id", "package", "answer"),
     [
         ("brax/ant", "brax.envs", "install the extra brax"),
-        ("Mjlab-Cartpole-Balance", "mjlab", "install mjlab.in in an environment of its own"),
+        ("Mjlab-Cartpole-Balance", "mjlab", "install what mjlab.in asks for"),
         ("Isaac-Ant-v0", "isaaclab", "install Isaac Lab, as NVIDIA tells"),
     ],
 )
