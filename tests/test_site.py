@@ -80,7 +80,7 @@ class Page(HTMLParser):
             self.loads.append(attributes["href"])
         elif attributes.get("src"):
             self.loads.append(attributes["src"])
-        if tag == "span" and attributes.get("class") == "line":
+        if tag == "span" and attributes.get("class") == "line" and "id" in attributes:
             self.line = self.lines.setdefault(attributes["id"], [])
 
     def handle_endtag(self, tag):
