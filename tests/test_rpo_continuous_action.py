@@ -14,7 +14,6 @@ from tests.test_ppo_continuous_action import (  # noqa: F401  the imported tests
     test_continuous_3_components_are_independent,
     test_continuous_5_the_environment_gets_clipped_actions,
     test_other_actions_are_refused,
-    test_values_of_probes,
 )
 
 
