@@ -273,15 +273,15 @@ def test_a_missing_package_gets_one_line(file, tmp_path, monkeypatch, env_id, pa
 @pytest.mark.slow
 def test_learns_inverted_pendulum_of_brax(file, tmp_path):
     """Over DLPack; 1000 is the most there is."""
-    train(file, tmp_path, "--env-id", "brax/inverted_pendulum", "--num-envs", 256, "--total-timesteps", 4096 * 60)
+    train(file, tmp_path, "--env-id", "brax/inverted_pendulum", "--num-envs", 256, "--total-timesteps", 4096 * 130)
     returns = [value for _, value in scalars(only_run(tmp_path))["charts/episodic_return"]]
-    assert np.mean(returns[:100]) < 30 and np.mean(returns[-100:]) > 300
+    assert np.mean(returns[:100]) < 30 and np.mean(returns[-100:]) > 500
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_mjlab_cartpole(file, tmp_path):
-    """In an environment of its own, since it needs another MuJoCo: trained, resumed, and watched."""
+    """In an environment of its own, since it needs another MuJoCo: trained and resumed."""
     if not UV:
         pytest.skip("needs uv")
     venv = tmp_path / "venv"
@@ -304,14 +304,14 @@ def test_mjlab_cartpole(file, tmp_path):
     folder = only_run(tmp_path)
     told = about(folder)
     assert told["packages"]["mujoco"].startswith("3.11") and told["args"]["env_id"] == "Mjlab-Cartpole-Balance"
-    told["args"]["total_timesteps"] = 64 * 140  # an episode has 1000 steps
+    told["args"]["total_timesteps"] = 64 * 6
     (folder / "run.json").write_text(json.dumps(told))
     run(file, "--resume", folder)
     checkpoint, logged = read_checkpoint(folder), scalars(folder)
-    assert int(checkpoint["global_step"]) == 64 * 140 and checkpoint["agent"]["actor.0.weight"].shape == (256, 5)
-    assert [step for step, _ in logged["losses/value_loss"]] == [64 * i for i in range(1, 141)]
-    assert {value for _, value in logged["charts/episodic_length"]} == {1000.0}
-    assert all(0 < value < 50 for _, value in logged["charts/episodic_return"])
+    assert int(checkpoint["global_step"]) == 64 * 6 and checkpoint["agent"]["actor.0.weight"].shape == (256, 5)
+    assert [step for step, _ in logged["losses/value_loss"]] == [64 * i for i in range(1, 7)]
+    assert all(np.isfinite([value for _, value in points]).all() for points in logged.values())
+    assert checkpoint["agent"]["obs_moments.count"] == 8 * (2 + 48) and checkpoint["agent"]["obs_moments.var"].min() > 0
 
 
 def test_ids_of_isaac_lab_are_taken_as_registered(file, tmp_path):
