@@ -25,7 +25,7 @@ SECONDS, WIDTH = 12, 360  # of longer episodes, the beginning
 def command(run_folder):
     """The one that made a run, without the flags that are at their defaults or change nothing."""
     file, args = read_run(run_folder)
-    defaults = vars(runpy.run_path(str(ROOT / "cleanrl" / file))["Args"]())
+    defaults = json.loads(json.dumps(vars(runpy.run_path(str(ROOT / "cleanrl" / file))["Args"]())))  # as run.json has them
     changed = {flag: value for flag, value in args.items() if value != defaults.get(flag, value)}
     for flag in ("exp_name", "checkpoint_interval", "cuda", "capture_video", "track", "resume"):
         changed.pop(flag, None)
