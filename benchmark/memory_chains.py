@@ -1,4 +1,6 @@
-"""bsuite's memory chains in lengths that gymnax does not register: python cleanrl/ppo_rnn_jax.py --env-id memory_chains:MemoryChain-30
+"""bsuite's memory chains in lengths that gymnax does not register.
+
+    python cleanrl/ppo_rnn_jax.py --env-id memory_chains:MemoryChain-30
 
 The bit that is shown at first is asked for after that many steps: 1 for who remembers it, -1 for who does not.
 """
