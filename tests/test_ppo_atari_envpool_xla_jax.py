@@ -439,7 +439,7 @@ def test_xla_7_gradients_of_convolutions_are_fast_in_a_loop(tmp_path):
     ],
 )
 def test_values_of_probes(name, values, tmp_path):
-    names = train(SCAN, tmp_path, "--env-id", probe(SCAN, name), *PROBE_FLAGS, "--total-timesteps", 320)
+    names = harness.train(SCAN, tmp_path, "--env-id", probe(SCAN, name), *PROBE_FLAGS, "--total-timesteps", 320)
     images = images_of([[number] * 4 for number in values]).numpy()
     learned = names["Agent"](2).apply(names["agent"]["params"], images)[1].tolist()
     assert learned == pytest.approx(list(values.values()), abs=0.25)
@@ -448,7 +448,7 @@ def test_values_of_probes(name, values, tmp_path):
 @pytest.mark.slow
 def test_actions_of_probes(tmp_path):
     """Acting through load_policy in fresh environments, as every evaluation does."""
-    names = train(SCAN, tmp_path, "--env-id", probe(SCAN, "ActionAndObsMatter"), *ACTION_FLAGS)
+    names = harness.train(SCAN, tmp_path, "--env-id", probe(SCAN, "ActionAndObsMatter"), *ACTION_FLAGS)
     assert np.mean(play(names, only_run(tmp_path), games=80)) > 0.5
 
 

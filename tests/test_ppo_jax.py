@@ -26,6 +26,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 
 import tests.gymnax_probes  # noqa: F401  registers them
 from cleanrl_utils.events import read_events
+from tests import harness
 from tests.harness import FILES, about, only_run, read_checkpoint, same, scalars
 from tests.test_dqn_jax import compiled_quickly, edit, leaves, play, tensors, train, without_speed
 from tests.test_events import shown
@@ -286,7 +287,7 @@ def test_actions_of_probes(file, tmp_path, probe):
 
 
 def test_learns_cartpole_four_times_at_once(file, tmp_path):
-    train(file, tmp_path, *FAST_CARTPOLE, "--num-seeds", 4)
+    harness.train(file, tmp_path, *FAST_CARTPOLE, "--num-seeds", 4)
     means = [np.mean([value for _, value in scalars(run)["charts/episodic_return"]][-50:]) for run in runs_of(tmp_path)]
     assert len(means) == 4 and min(means) >= 400, means
 
@@ -299,7 +300,7 @@ FAST_CARTPOLE = (*FAST_CARTPOLE, "--no-clip-vloss")
 @pytest.mark.slow
 def test_learns_breakout(file, tmp_path):
     """In MinAtar, where a random player gets about 0.5."""
-    train(file, tmp_path, "--env-id", "Breakout-MinAtar", "--num-envs", 64, "--total-timesteps", 1_000_000)
+    harness.train(file, tmp_path, "--env-id", "Breakout-MinAtar", "--num-envs", 64, "--total-timesteps", 1_000_000)
     assert np.mean([value for _, value in scalars(only_run(tmp_path))["charts/episodic_return"]][-200:]) >= 4
 
 
