@@ -49,13 +49,17 @@ def final(rows):
 
 
 def table(data):
-    lines = ["| detail | task | without it | return with | return without |", "|---|---|---|---|---|"]
+    lines = ["| detail | task | without it | seeds | return with | return without |", "|---|---|---|---|---|---|"]
     for ablation in sorted(PLAN["ablation"], key=order):
         runs, told = sides(ablation, data), []
         for side in runs:
             finals = [final(rows) for rows in side]
-            told.append(f"{np.mean(finals):.1f} ± {np.std(finals):.1f}" if finals else "not run")
-        lines.append(f"| {ablation['detail']} | {ablation['task']} | {ablation['without']} | {told[0]} | {told[1]} |")
+            spread = f" ± {np.std(finals):.1f}" if len(finals) > 1 else ""
+            told.append(f"{np.mean(finals):.1f}{spread}" if finals else "not run")
+        if runs[0] and all(map(np.array_equal, *runs)):
+            told[1] = "the same runs: it had nothing to do"
+        cells = ablation["detail"], ablation["task"], ablation["without"], len(runs[0]), *told
+        lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 
 

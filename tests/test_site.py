@@ -292,7 +292,7 @@ def test_ablation_curves(tmp_path, monkeypatch):
     data = report.read()
     assert {variant: sorted(runs) for variant, runs in data.items()} == {name: [1, 2], "core_9": [1]}
     (row,) = [line for line in report.table(data).splitlines() if line.startswith("| core 9 |")]
-    assert row.endswith("| 9.0 ± 0.0 | 3.0 ± 0.0 |")
+    assert row.endswith("| 1 | 9.0 | 3.0 |")
     report.draw(next(a for a in report.PLAN["ablation"] if a["detail"] == "core 9"), data)
     assert "without" in (tmp_path / "ablations" / "core_9.svg").read_text()
 
