@@ -118,6 +118,6 @@ if __name__ == "__main__":
     try:
         runner.wait(timeout=args.minutes * 60)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        runner.send_signal(signal.SIGINT)
+        runner.send_signal(signal.SIGTERM)  # which a background job hears too
         runner.wait()
     collect(args.folder, Path("runs"), args.folder if args.total_timesteps else ROOT / "results" / "ablations")
