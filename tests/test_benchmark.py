@@ -451,6 +451,7 @@ def test_every_plot_has_its_commands():
     assert [name for name in shown if not (ROOT / "benchmark" / f"{name}_plot.sh").exists()] == []
 
 
+@pytest.mark.slow
 def test_ppo_is_cut_and_goes_on(here):
     """The real thing: two environments, stopped between two checkpoints, finished by the same command."""
     command = words(

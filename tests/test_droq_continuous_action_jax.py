@@ -125,6 +125,7 @@ def test_droq_3_the_actor_climbs_the_mean(file, tmp_path):
     check_step(agent, after, "actor", params, actor_loss + alpha_loss, 3e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_envs", [1, 2])
 def test_droq_4_many_updates_and_one_of_the_actor(file, tmp_path, num_envs):
     """For each environment step; the targets move by tau after each of the Q-networks'."""

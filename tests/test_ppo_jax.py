@@ -425,6 +425,7 @@ def refusal_of(file, folder, *flags):
     return message
 
 
+@pytest.mark.slow
 def test_kill_and_bad_folders(file, tmp_path):
     """Killed after a checkpoint, a run can be resumed. What was damaged since, or made to do harm, is refused in one line."""
     flags = ("--num-envs", 2, "--num-steps", 32, "--log-interval", 1, "--checkpoint-interval", 1)

@@ -63,6 +63,7 @@ def test_without_noise_it_is_ppo(file, tmp_path):
     assert losses["rpo_continuous_action"] == losses["ppo_continuous_action"]
 
 
+@pytest.mark.slow
 def test_the_policy_stays_wide(file, tmp_path):
     """What RPO is for: a mean that is shaken by 0.5 cannot do with a narrow Gaussian, so that exploration goes on."""
     stds = {}

@@ -75,6 +75,7 @@ def test_one_of_our_own_files_can_be_a_peer(monkeypatch, capsys, tmp_path):
     assert re.search(r"^cleanrl/dqn.py .* times as fast", capsys.readouterr().out, re.M)
 
 
+@pytest.mark.slow
 @needs_uv
 def test_programs_of_one_call(monkeypatch, capsys, tmp_path):
     """ppo_jax logs 16 iterations at once, from the second call on: only the last of them says what was done by then."""

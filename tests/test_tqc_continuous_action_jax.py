@@ -113,6 +113,7 @@ def test_sac_5_the_actor_climbs_the_mean_of_all_quantiles(file, tmp_path):
     check_step(agent, after, "actor", params, actor_loss + alpha_loss, 3e-4)
 
 
+@pytest.mark.slow
 def test_ddpg_6_updates_are_counted_in_environment_steps(file, tmp_path):
     """Six for each step of two environments, after each of which the actor learns and the targets move by tau."""
     names, updates = follow(file, tmp_path, *COUNTS)

@@ -221,6 +221,7 @@ def test_sampled_but_not_returned_is_noted(capsys):
     assert "note: log2-x is sampled, but no flag that params_fn returns has this name\n" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_same_command_goes_on_with_new_samples():
     """num_trials counts the finished ones; a seeded sampler does not start over; runs of a study that is gone stay."""
     sample = lambda trial: {"x": trial.suggest_float("x", 0, 1)}  # noqa: E731
