@@ -180,7 +180,7 @@ if __name__ == "__main__":
     # seed, build, restore
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic matrix products need on a GPU
     torch.use_deterministic_algorithms(args.torch_deterministic)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # which would write all new memory twice
+    torch.utils.deterministic.fill_uninitialized_memory = False  # or all new memory is written twice
     torch.manual_seed(args.seed)
     num_iterations = args.total_timesteps // args.num_envs
     inputs = args.batch_size * np.prod(obs_space.shape)  # numbers read at an update; threads and a GPU pay only from many on

@@ -175,7 +175,7 @@ if __name__ == "__main__":
     # seed, build, restore
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic matrix products need on a GPU
     torch.use_deterministic_algorithms(args.torch_deterministic)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # which would write all new memory twice
+    torch.utils.deterministic.fill_uninitialized_memory = False  # or all new memory is written twice
     torch.manual_seed(args.seed)
     num_iterations = args.total_timesteps // args.num_envs
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")

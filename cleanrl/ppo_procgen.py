@@ -239,7 +239,7 @@ if __name__ == "__main__":
     # seed, build, restore
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic matrix products need on a GPU
     torch.use_deterministic_algorithms(args.torch_deterministic)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # which would write all new memory twice
+    torch.utils.deterministic.fill_uninitialized_memory = False  # or all new memory is written twice
     torch.manual_seed(args.seed)
     batch_size = args.num_envs * args.num_steps
     num_iterations = args.total_timesteps // batch_size
