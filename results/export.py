@@ -1,4 +1,5 @@
-"""Turn run folders into the data that is published: one row for each finished episode.
+"""Turn run folders into the data that is published: one row for each finished episode, or, where there are more than 2,100,
+for each of the last 100, and 2,000 means of those before.
 
     python results/export.py ppo runs        # all finished runs of that file in runs/ -> results/ppo/<env_id>__<seed>.csv
 
@@ -11,12 +12,19 @@ import json
 import sys
 from pathlib import Path
 
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+import numpy as np
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 HERE = Path(__file__).parent
-
+sys.path.append(str(HERE.resolve().parent))  # for the tools, from wherever this is run
+from cleanrl_utils.events import read_events  # noqa: E402
 
 PACKAGES = ("gymnasium", "numpy", "torch", "mujoco", "ale-py", "envpool", "jax", "flax", "optax", "gymnax")
+
+
+def thin(episodes):
+    before, last = episodes[:-100], episodes[-100:]
+    return episodes if len(before) <= 2000 else [*(part.mean(0) for part in np.array_split(before, 2000)), *last]
 
 
 def export(algorithm, runs, partial=False):
@@ -36,18 +44,22 @@ def export(algorithm, runs, partial=False):
     settings = {}
     for name, folder in folders.items():
         about = json.loads((folder / "run.json").read_text())
-        events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
-        steps, flags = events.Scalars("charts/SPS")[-1].step, about["args"]
+        scalars, problems = read_events(folder, cache=False)
+        if problems:
+            raise SystemExit(f"{folder}: {problems[0]}")
+        steps, flags = int(scalars["charts/SPS"][-1, 0]), about["args"]
         between_updates = flags.get("train_frequency", flags.get("update_frequency", 1))
         between_logs = flags["num_envs"] * flags["num_steps"] if "num_steps" in flags else 100 * between_updates
         is_short = steps + between_logs <= flags["total_timesteps"]
         if not partial and (is_short or not list(folder.glob("checkpoint.*"))):
             raise SystemExit(f"{folder} is not finished: it stands at step {steps}")
+        events = EventFileLoader(str(min(folder.glob("*tfevents*")))).Load()
+        first = next(event for event in events if event.HasField("summary"))  # seconds are counted from there on
         with (HERE / algorithm / f"{name}.csv").open("w", newline="") as file:
             rows = csv.writer(file)
             rows.writerow(["step", "episodic_return", "seconds"])
-            for event in events.Scalars("charts/episodic_return"):
-                rows.writerow([event.step, f"{event.value:g}", f"{event.wall_time - about['start_time']:.1f}"])
+            for step, value, seconds in thin(scalars["charts/episodic_return"]):
+                rows.writerow([round(step), f"{value:g}", f"{seconds + first.wall_time - about['start_time']:.1f}"])
         versions = {package: about["packages"][package] for package in PACKAGES if package in about["packages"]}
         told = {"args": about["args"], "commit": about["commit"], "device": about["device"], "python": about["python"]}
         settings[name] = told | {"packages": versions, "steps": steps}

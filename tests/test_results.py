@@ -44,6 +44,17 @@ def test_export_takes_every_episode(results, tmp_path):
         export.export("dqn", folder / "runs")
 
 
+def test_of_many_episodes_the_first_are_means(results):
+    export, _, _ = results
+    episodes = np.stack([np.arange(7100.0), np.random.default_rng(1).random(7100), np.arange(7100.0) / 10], axis=1)
+    thinned = np.array(export.thin(episodes))
+    assert thinned.shape == (2100, 3)
+    np.testing.assert_array_equal(thinned[-100:], episodes[-100:], "what counts in the table")
+    np.testing.assert_allclose(np.average(thinned[:-100], axis=0, weights=[4] * 1000 + [3] * 1000), episodes[:-100].mean(0))
+    assert (np.diff(thinned[:, 0]) > 0).all()
+    np.testing.assert_array_equal(export.thin(episodes[:2100]), episodes[:2100])
+
+
 def test_a_run_that_was_cut_is_taken_on_request_and_called_so(results, tmp_path):
     """It logs every 100 steps: at 400 of 402 it is finished, at 400 of 1000 it is not."""
     export, report, folder = results
