@@ -86,7 +86,7 @@ class BraxEnvs:
         import jax.numpy as jnp
 
         jax.config.update("jax_default_matmul_precision", "highest")  # physics does not bear the few bits that GPUs take
-        env, place = brax.envs.get_environment(name, backend="positional"), jax.devices(device.type)[0]
+        env, place = brax.envs.get_environment(name, backend="spring"), jax.devices(device.type)[0]
         self.num_envs, self.device, self.from_dlpack = num_envs, device, jax.dlpack.from_dlpack
         self.make_key = lambda seed: jax.device_put(jax.random.PRNGKey(seed), place)
 

@@ -61,7 +61,7 @@ class Args:
     log_interval: int = 16  # iterations in one call of the program
 
     env_id: str = "brax/ant"  # brax/ or playground/ and the environment's name there; module:id imports the module first
-    physics: str | None = None  # who simulates: positional (the default), spring, generalized, mjx; of Playground jax, warp
+    physics: str | None = None  # who simulates: spring (the default), positional, generalized, mjx; of Playground jax, warp
     episode_length: int | None = None  # steps after which an episode is cut, if not the environment's own: 1000 in Brax
     total_timesteps: int = 50_000_000  # environment steps of the whole run
     learning_rate: float = 3e-4  # learning rate at the start
@@ -91,7 +91,7 @@ def make_env(args):
     if library == "brax":
         import brax.envs
 
-        env, episode_length = brax.envs.get_environment(name, backend=args.physics or "positional"), 1000
+        env, episode_length = brax.envs.get_environment(name, backend=args.physics or "spring"), 1000
     elif library == "playground":
         from mujoco_playground import registry
 

@@ -359,10 +359,10 @@ def test_brax_and_gymnasium_forms_agree(file, tmp_path):
     """The environments of make_envs, stepped by Gymnasium's rules, do what Brax does; episodes are cut after 1000 steps."""
     names = runpy.run_path(str(file))
     envs = names["make_envs"](names["Args"](env_id="brax/inverted_pendulum", episode_length=20), 2)
-    bare, rng = brax.envs.get_environment("inverted_pendulum", backend="positional"), np.random.default_rng(1)
+    bare, rng = brax.envs.get_environment("inverted_pendulum", backend="spring"), np.random.default_rng(1)
     (obs, _), step, is_last = envs.reset(seed=3), jax.jit(bare.step), np.zeros(2, bool)
     assert names["make_env"](names["Args"](env_id="brax/inverted_pendulum"))[1] == 1000
-    env, ends = envs.envs[0].unwrapped, set()
+    env, ends = envs.unwrapped.envs[0].unwrapped, set()
     for _ in range(100):
         before, actions = env.state, rng.uniform(-1.3, 1.3, (2, 1)).astype(np.float32)
         was_last, (obs, rewards, terminated, truncated, _) = is_last, envs.step(actions)
