@@ -153,10 +153,14 @@ def convolve_by_products(images, kernel, strides, *_, **options):  # as flax cal
     """A convolution as one product of matrices where XLA is slow at others in a loop: on a CPU [jaxtari 4]."""
     if jax.default_backend() != "cpu":
         return jax.lax.conv_general_dilated(images, kernel, strides, "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-    size, reach = len(kernel), images.shape[1] - len(kernel) + 1
-    places = [slice(i, i + reach, strides[0]) for i in range(size)]
-    patches = jnp.concatenate([images[:, i, j] for i in places for j in places], -1)
-    return patches @ kernel.reshape(-1, kernel.shape[-1])
+    stride, channels, size, width = strides[0], images.shape[-1], len(kernel) // strides[0], images.shape[1] // strides[0]
+    squares = images.reshape(-1, width, stride, width, stride, channels).swapaxes(2, 3)  # of stride x stride pixels
+    squares, places = (
+        squares.reshape(-1, width, width, stride**2 * channels),
+        [slice(i, width - size + i + 1) for i in range(size)],
+    )
+    patches = jnp.concatenate([squares[:, i, j] for i in places for j in places], -1)
+    return patches @ kernel.reshape(size, stride, size, stride, channels, -1).swapaxes(1, 2).reshape(patches.shape[-1], -1)
 
 
 class Agent(nn.Module):
@@ -362,7 +366,7 @@ if __name__ == "__main__":
         "num_envs > 0; num_minibatches > 0; update_epochs > 0; checkpoint_interval > 0; log_interval > 0; num_steps > 0; "
         "num_envs * num_steps % num_minibatches == 0; num_envs * num_steps <= min(total_timesteps, 2**24); 0 <= gamma <= 1; "
         "0 <= gae_lambda <= 1; clip_coef > 0; max_grad_norm > 0; 0 < learning_rate < 1e9; abs(ent_coef) < 1e9; "
-        "abs(vf_coef) < 1e9; total_timesteps < 2**31; 0 <= seed < 2**32"
+        "abs(vf_coef) < 1e9; total_timesteps < 2**31; 0 <= seed < 2**32; 0 < max_frames < 2**31"
     ).split("; "):
         if not all(eval(rule, {}, vars(run)) for run in all_args):
             raise SystemExit(f"these flags do not fit: {rule} must hold")
