@@ -123,12 +123,11 @@ def make_game(args):
 class Game(gym.Env):
     """A game as it is trained on, for evaluation and videos."""
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012
     observation_space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
 
     def __init__(self, start, step, render, num_actions, render_mode):
         self.start, self.advance, self.draw, self.render_mode = start, step, render, render_mode
-        self.action_space = gym.spaces.Discrete(num_actions)
+        self.metadata, self.action_space = {"render_modes": ["rgb_array"], "render_fps": 15}, gym.spaces.Discrete(num_actions)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -153,14 +152,13 @@ def convolve_by_products(images, kernel, strides, *_, **options):  # as flax cal
     """A convolution as one product of matrices where XLA is slow at others in a loop: on a CPU [jaxtari 4]."""
     if jax.default_backend() != "cpu":
         return jax.lax.conv_general_dilated(images, kernel, strides, "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-    stride, channels, size, width = strides[0], images.shape[-1], len(kernel) // strides[0], images.shape[1] // strides[0]
-    squares = images.reshape(-1, width, stride, width, stride, channels).swapaxes(2, 3)  # of stride x stride pixels
-    squares, places = (
-        squares.reshape(-1, width, width, stride**2 * channels),
-        [slice(i, width - size + i + 1) for i in range(size)],
-    )
+    stride, channels = strides[0], images.shape[-1]
+    size, width = len(kernel) // stride, images.shape[1] // stride  # in squares of stride x stride pixels
+    squares = images.reshape(-1, width, stride, width, stride, channels).swapaxes(2, 3).reshape(len(images), width, width, -1)
+    places = [slice(i, width - size + i + 1) for i in range(size)]
     patches = jnp.concatenate([squares[:, i, j] for i in places for j in places], -1)
-    return patches @ kernel.reshape(size, stride, size, stride, channels, -1).swapaxes(1, 2).reshape(patches.shape[-1], -1)
+    kernel = kernel.reshape(size, stride, size, stride, channels, -1).swapaxes(1, 2)
+    return patches @ kernel.reshape(patches.shape[-1], -1)
 
 
 class Agent(nn.Module):

@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 sys.path.append(str(HERE.resolve().parent))  # for the tools, from wherever this is run
 from cleanrl_utils.events import read_events  # noqa: E402
 
-PACKAGES = ("gymnasium", "numpy", "torch", "mujoco", "ale-py", "envpool", "jax", "flax", "optax", "gymnax")
+PACKAGES = ("gymnasium", "numpy", "torch", "mujoco", "ale-py", "envpool", "jax", "flax", "optax", "gymnax", "JAXtari")
 
 
 def thin(episodes):

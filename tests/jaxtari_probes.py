@@ -2,7 +2,7 @@
 with the algorithm: --env-id tests.jaxtari_probes:ConstantValue.
 
 A game begins when FIRE, action 1, is pressed, as Breakout does; then each turn takes four frames, and all that happens does so
-in the first of them. What is seen is how bright the screen is: -1 is black, 1 is white.
+in the first of them. What is seen is how bright the screen is: -1 is black, from which nothing is learned but biases, 1 white.
 """
 
 import jax
@@ -29,7 +29,7 @@ class Probe(JaxEnvironment):
     lives = 1
 
     def observe(self, key, turn):
-        return -1.0
+        return 0.0
 
     def reward(self, obs, action, turn):
         return 1.0
@@ -93,13 +93,13 @@ class ActionMatters(Probe):
 
 
 class ActionAndObsMatter(Probe):
-    """Right is action 1 where white is seen, and action 0 where black is."""
+    """Right is action 1 where it is bright, and action 0 where it is dark."""
 
     def observe(self, key, turn):
-        return jax.random.rademacher(key)
+        return 0.5 * jax.random.rademacher(key)
 
     def reward(self, obs, action, turn):
-        return obs * (2 * action - 1)
+        return 2 * obs * (2 * action - 1)
 
 
 class MarkedLast(Probe):
@@ -113,9 +113,6 @@ class MarkedLast(Probe):
 
 class EndsInTheMiddle(Probe):
     """Each frame pays 1 and is brighter than the one before; the third is the last, but frames would go on."""
-
-    def observe(self, key, turn):
-        return 0.0
 
     def happens(self, frame):
         return True

@@ -362,6 +362,14 @@ PPO_RNN_REFUSALS = [
     (("--capture-video",), "needs rgb_array rendering for a video, which MemoryChain-bsuite"),
 ]
 
+JAXTARI_REFUSALS = [
+    (("--num-minibatches", 3), "num_envs * num_steps % num_minibatches == 0 must hold"),
+    (("--max-frames", 0), "0 < max_frames < 2**31 must hold"),
+    (("--env-id", "no_such_module:Game"), "no_such_module"),
+    (("--env-id", "tests.jaxtari_probes:NoSuchGame"), "cannot make tests.jaxtari_probes:NoSuchGame: AttributeError"),
+    (("--resume", "nowhere"), "cannot --resume nowhere: FileNotFoundError"),
+]
+
 PHYSICS_REFUSALS = [
     (("--num-minibatches", 3), "num_envs * num_steps % num_minibatches == 0 must hold"),
     (("--episode-length", 0), "episode_length is None or episode_length > 0 must hold"),
@@ -423,6 +431,7 @@ XLA_REFUSALS = [
     [("ppo_atari_envpool_xla_jax", *refusal) for refusal in XLA_REFUSALS]
     + [("ppo_jax", *refusal) for refusal in PPO_JAX_REFUSALS]
     + [("ppo_rnn_jax", *refusal) for refusal in PPO_RNN_REFUSALS]
+    + [("ppo_jaxtari_jax", *refusal) for refusal in JAXTARI_REFUSALS]
     + [("ppo_continuous_action_jax", *refusal) for refusal in PHYSICS_REFUSALS]
     + [("ppo_rnd_envpool", *refusal) for refusal in RND_REFUSALS]
     + [("ppo_continuous_action_isaacgym", *refusal) for refusal in TENSOR_REFUSALS]

@@ -81,6 +81,7 @@ NOT_RUN_HERE = {
         "run by test_ppo_continuous_action_isaacgym.test_mjlab_cartpole (slow)"
     ),
     "python cleanrl/ppo_continuous_action_isaacgym.py --env-id Isaac-Ant-v0": "needs Isaac Lab",
+    "python benchmark/jaxtari_sprites.py": "run by test_ppo_jaxtari_jax, in a folder of its own",
     "pip install -r requirements/requirements.txt": "run by test_plain_pip (slow), and resolved by test_packaging",
 }
 
@@ -124,7 +125,7 @@ def environment():
 
 
 @pytest.mark.parametrize("command", commands())
-def test_command_runs(checkout, command):
+def test_command_runs(checkout, command, monkeypatch):
     (run,) = [path for path in (checkout / "runs").iterdir() if "CartPole-v1__ppo__1" in path.name][:1]
     words = command.replace("<run>", run.name)
     algorithm = re.match(r"python (?:-i )?cleanrl/(\w+).py", words)
@@ -146,7 +147,7 @@ def test_command_runs(checkout, command):
         small = heavy if re.match("tqc|droq|crossq", algorithm[1]) else small
         few = " --num-envs 8 --num-steps 8 --num-minibatches 2 --total-timesteps 64"  # of thousands
         small = few if algorithm[1] in ("ppo_continuous_action_jax", "ppo_continuous_action_isaacgym") else small
-        words += large if "_atari" in algorithm[1] else small
+        words += large if re.search("_(jaxt|at)ari", algorithm[1]) else small
         if "_pettingzoo" in algorithm[1]:
             words += " --num-envs 4 --num-steps 8 --num-minibatches 2 --elo-games 4 --elo-steps 4"
         if "_procgen" in algorithm[1]:
@@ -154,6 +155,8 @@ def test_command_runs(checkout, command):
             words += " --n-iteration 1" if algorithm[1] == "ppg_procgen" else ""
         if "_rnd" in algorithm[1]:
             words += f" --num-envs 4{large} --num-iterations-obs-norm-init 1"
+    if algorithm and "_jaxtari" in algorithm[1]:
+        monkeypatch.setenv("XDG_DATA_HOME", load(ROOT / "tests" / "test_ppo_jaxtari_jax.py").pictures())
     words = words.replace("results/export.py ppo runs", "results/export.py ppo published")
     if "published" in words:  # results are exported from finished runs of all environments; here, one
         shutil.copytree(run, checkout / "published" / run.name, dirs_exist_ok=True)
@@ -228,6 +231,7 @@ DETAILS = {  # of each family: the file that shows them, how many there are, and
     "crossq": ("crossq_continuous_action_jax", 3, "crossq.md"),
     "multigpu": ("ppo_atari_multigpu", 10, "ppo-multigpu.md"),
     "rnn": ("ppo_rnn_jax", 3, "ppo-rnn-jax.md"),
+    "jaxtari": ("ppo_jaxtari_jax", 4, "ppo-jaxtari-jax.md"),
     "physics": ("ppo_continuous_action_jax", 4, "ppo-continuous-action-jax.md"),
     "rnd": ("ppo_rnd_envpool", 10, "ppo-rnd.md"),
     "isaac": ("ppo_continuous_action_isaacgym", 6, "ppo-isaacgym.md"),

@@ -144,8 +144,8 @@ def test_file_lengths(file):
     buffer and wrappers; 20 for recording, for pools, and for environments of two kinds; 5 for --checkpoint-buffer. Three that
     have no twin take less than 350 lines, CrossQ 36 more for its normalization. ppo_jax.py, whose twin is a program for other
     environments, has the logs and the command line of many runs at once besides; its sibling with a memory has 20 lines more
-    for that, the one for continuous actions, in 100 more, normalizers and its environments in Gymnasium's form, and the one for
-    pixels, in 40 more, that form, and frames and lives."""
+    for that, the one for continuous actions, in 100 more, normalizers and its environments in Gymnasium's form, and the one
+    for pixels, in 40 more, that form, and frames and lives."""
     twins = {"ppo": 280, "ppo_atari": 329, "ppo_atari_envpool": 344 + 20, "ppo_atari_lstm": 375, "ppo_continuous_action": 353}
     twins |= {"ppo_continuous_lstm": 353, "ppo_multidiscrete": 320, "rpo_continuous_action": 332}
     twins |= {"dqn": 248 + 5, "c51": 279 + 5, "dqn_atari": 271 + 40 + 20 + 5, "c51_atari": 302 + 40 + 5}

@@ -45,6 +45,7 @@ PARENTS = {  # what a file grew out of, where its name does not say so
     "crossq_continuous_action_jax": "sac_continuous_action_jax",
     "ppo_continuous_lstm": "ppo_atari_lstm",
     "ppo_rnn_jax": "ppo_jax",
+    "ppo_jaxtari_jax": "ppo_jax",
     "ppo_procgen": "ppo_atari_envpool",
     "ppo_rnd_envpool": "ppo_atari_envpool",
     "ppo_pettingzoo_ma_atari": "ppo_atari",
