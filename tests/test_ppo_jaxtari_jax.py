@@ -13,6 +13,7 @@ import runpy
 import shutil
 import sys
 import tempfile
+from pathlib import Path
 from unittest import mock
 
 import jax
@@ -452,3 +453,13 @@ def test_breakout_with_a_video(file, tmp_path):
 def test_without_pictures_there_is_one_line(file, tmp_path):
     with mock.patch.dict(os.environ, XDG_DATA_HOME=str(tmp_path / "none")):
         assert "its pictures are not here: run python -m jaxtari.install_sprites" in refuse(file, tmp_path / "run")
+
+
+def test_pictures_are_never_drawn_over_others(tmp_path):
+    """They are those of the games' own sizes and colors, marked as other than the original ones."""
+    folder = Path(pictures()) / "jaxtari"
+    assert [path.name for path in folder.iterdir() if path.is_file()] == [".alternative_sprites_installed"]
+    names = {game: len([*(folder / "sprites" / game).glob("*.npy")]) for game in ("pong", "breakout")}
+    assert names == {"pong": 24, "breakout": 13} and np.load(folder / "sprites" / "pong" / "ball.npy").shape == (4, 2, 4)
+    with mock.patch.dict(os.environ, XDG_DATA_HOME=pictures()), pytest.raises(SystemExit, match="there are pictures already"):
+        runpy.run_path(str(ROOT / "benchmark" / "jaxtari_sprites.py"), run_name="__main__")
