@@ -106,9 +106,8 @@ class Network(nn.Module):
     def __call__(self, obs):
         dense = partial(nn.Dense, kernel_init=orthogonal(2**0.5))  # [core 2]
         if obs.ndim == 4:  # images: a 3x3 convolution, as the matrix product that it is, which is many times as fast
-            patches = [obs[:, i : i - 2 or None, j : j - 2 or None] for i in range(3) for j in range(3)]
-            hidden = nn.relu(dense(16)(jnp.concatenate(patches, -1)))
-            hidden = nn.relu(dense(128)(hidden.reshape(len(obs), -1)))
+            obs = jnp.concatenate([obs[:, i : i - 2 or None, j : j - 2 or None] for i in range(3) for j in range(3)], -1)
+            hidden = nn.relu(dense(128)(nn.relu(dense(16)(obs)).reshape(len(obs), -1)))
         else:
             hidden = nn.tanh(dense(64)(nn.tanh(dense(64)(obs.reshape(len(obs), -1)))))
         return nn.Dense(self.out_dim, kernel_init=orthogonal(self.gain))(hidden)

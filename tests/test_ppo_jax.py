@@ -304,8 +304,8 @@ def test_images_are_convolved(name):
     network = names["Network"](5, 1.0) if name == "ppo_jax" else names["Network"]()
     obs = rng.random((2, 10, 9, 4), np.float32)
     params = network.init(jax.random.key(1), obs)
-    seen = network.apply(params, obs, capture_intermediates=True)[1]["intermediates"]["Dense_0"]["__call__"][0]
-    kernel, layout = params["params"]["Dense_0"]["kernel"].reshape(3, 3, 4, 16), ("NHWC", "HWIO", "NHWC")
+    seen = network.apply(params, obs, capture_intermediates=True)[1]["intermediates"]["Dense_1"]["__call__"][0]
+    kernel, layout = params["params"]["Dense_1"]["kernel"].reshape(3, 3, 4, 16), ("NHWC", "HWIO", "NHWC")
     convolved = jax.lax.conv_general_dilated(obs, kernel, (1, 1), "VALID", dimension_numbers=layout)
     assert seen.shape == (2, 8, 7, 16)
     np.testing.assert_allclose(seen, convolved, atol=1e-5)

@@ -275,7 +275,7 @@ def test_rnn_1_images_are_remembered_too(file, tmp_path):
     assert (log_probs.shape, value.shape, after.shape) == ((5, 3, 6), (5, 3), (3, 128))
     assert {*params["params"]} == {"network", "gru", "actor", "critic"}
     assert params["params"]["gru"]["in"]["kernel"].shape == (128, 128)
-    assert params["params"]["network"]["Dense_0"]["kernel"].shape == (3 * 3 * 4, 16)
+    assert params["params"]["network"]["Dense_1"]["kernel"].shape == (3 * 3 * 4, 16)
 
 
 def test_loaded_policy_remembers_until_the_end(file, tmp_path):
