@@ -139,7 +139,7 @@ class GymEnv(gym.Env):
     def render(self):
         self.data.qpos = self.state.pipeline_state.q if hasattr(self.state, "pipeline_state") else self.state.data.qpos
         self.forward()
-        self.renderer.update_scene(self.data)
+        self.renderer.update_scene(self.data, 0 if self.data.model.ncam else -1)  # the first camera often follows the robot
         return self.renderer.render()
 
 

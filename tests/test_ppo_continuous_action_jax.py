@@ -420,3 +420,19 @@ def test_videos(file, tmp_path, env_id):
         envs.step(np.ones((1, 1), np.float32))
     (later,) = envs.render()
     assert first.shape == (480, 640, 3) and first.std() > 10 and (first != later).mean() > 0.001, "it moves"
+
+
+@pytest.mark.slow
+def test_the_camera_follows(file):
+    if not has_opengl():
+        pytest.skip("needs OpenGL, such as MUJOCO_GL=osmesa with Debian's libosmesa6")
+    names = runpy.run_path(str(file))
+    envs = names["make_envs"](names["Args"](env_id="brax/ant"), 1, "rgb_array")
+    envs.reset(seed=1)
+    env, brown = envs.unwrapped.envs[0].unwrapped, []
+    for _ in range(2):
+        (picture,) = envs.render()
+        brown.append((picture[..., 0] > picture[..., 2] + 20.0).sum())  # of the floor, nothing is
+        where = env.state.pipeline_state
+        env.state = env.state.replace(pipeline_state=where.replace(q=where.q.at[0].add(30.0)))  # far away
+    assert min(brown) > 3000, brown
