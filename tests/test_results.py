@@ -67,6 +67,10 @@ def test_a_run_that_was_cut_is_taken_on_request_and_called_so(results, tmp_path)
     edit(only_run(tmp_path), total_timesteps=1000)
     with pytest.raises(SystemExit, match="is not finished: it stands at step 400"):
         export.export("ddpg_continuous_action", folder / "runs")
+    (events,) = only_run(tmp_path).glob("*tfevents*")
+    events.write_bytes(events.read_bytes() + b"half a record")  # as a killed run may leave it
+    with pytest.raises(SystemExit, match="tfevents"):
+        export.export("ddpg_continuous_action", folder / "runs")
     export.export("ddpg_continuous_action", folder / "runs", partial=True)
     returns = [float(f"{value:g}") for _, value in scalars(only_run(tmp_path))["charts/episodic_return"]]
     mean = np.mean(returns)
