@@ -116,7 +116,7 @@ class QNetworks(nn.Module):
     def forward(self, obs, actions):
         hidden1 = torch.baddbmm(self.biases[0], torch.cat([obs, actions], 1).expand(2, -1, -1), self.weights[0]).relu()
         hidden2 = torch.baddbmm(self.biases[1], hidden1, self.weights[1]).relu()
-        return torch.baddbmm(self.biases[2], hidden2, self.weights[2])
+        return (hidden2 * self.weights[2].mT).sum(2, keepdim=True) + self.biases[2]  # a CPU is slow at matrices of one column
 
 
 class ReplayBuffer(nn.Module):

@@ -106,7 +106,7 @@ class QNetworks(nn.Module):
         weights, biases = [[x[:count] for x in xs] for xs in (self.weights, self.biases)]
         hidden1 = torch.baddbmm(biases[0], torch.cat([obs, actions], 1).expand(count, -1, -1), weights[0]).relu()
         hidden2 = torch.baddbmm(biases[1], hidden1, weights[1]).relu()
-        return torch.baddbmm(biases[2], hidden2, weights[2])
+        return (hidden2 * weights[2].mT).sum(2, keepdim=True) + biases[2]  # a CPU is slow at matrices of one column
 
 
 class ReplayBuffer(nn.Module):

@@ -21,6 +21,10 @@ from cleanrl_utils.scores import running_mean  # noqa: E402
 PUBLISHED = {  # mean ± standard deviation over 3 seeds of the public v1 files, same protocol
     "ppo": {"CartPole-v1": "490.04 ± 6.12", "Acrobot-v1": "-86.36 ± 1.32", "MountainCar-v0": "-200.00 ± 0.00"},
     "ppo_jax": {"CartPole-v1": "490.04 ± 6.12", "Acrobot-v1": "-86.36 ± 1.32", "MountainCar-v0": "-200.00 ± 0.00"},  # of ppo
+    "ppo_jax_minatar": dict.fromkeys(
+        ("Asterix-MinAtar", "Breakout-MinAtar", "Freeway-MinAtar", "SpaceInvaders-MinAtar"), "none"
+    ),
+    "ppo_jaxtari_jax": {"pong": "none", "breakout": "none"},
     "ppo_rnn_jax": {"MemoryChain-bsuite": "none", "MemoryChain-15": "none"},
     "ppo_jax_memory": {"MemoryChain-bsuite": "none", "MemoryChain-15": "none"},  # the same tasks without a memory
     "ppo_atari_envpool": {"Pong-v5": "20.45 ± 0.09", "Breakout-v5": "211.24 ± 151.84"},
