@@ -423,6 +423,19 @@ def test_videos(file, tmp_path, env_id):
 
 
 @pytest.mark.slow
+def test_by_default_no_ant_is_thrown_into_the_air(file):
+    """As --physics positional does with a third of those that do nothing."""
+    names = runpy.run_path(str(file))
+    env, _ = names["make_env"](names["Args"](env_id="brax/ant"))
+    state = jax.vmap(env.reset)(jax.random.split(jax.random.PRNGKey(1), 128))
+    stay, heights = jax.jit(jax.vmap(lambda state: env.step(state, np.zeros(env.action_size, np.float32)))), []
+    for _ in range(10):
+        state = stay(state)
+        heights.append(np.asarray(state.pipeline_state.x.pos[:, 0, 2]))
+    assert np.max(heights) < 1, "an Ant that stands has its middle at 0.5"
+
+
+@pytest.mark.slow
 def test_the_camera_follows(file):
     if not has_opengl():
         pytest.skip("needs OpenGL, such as MUJOCO_GL=osmesa with Debian's libosmesa6")
