@@ -76,7 +76,7 @@ class Args:
 
 
 class AtariGames(gym.vector.VectorEnv):
-    """PettingZoo's games side by side, stepped in threads: a row for each player of each game [selfplay 1]."""
+    """PettingZoo's games side by side: a row for each player of each game [selfplay 1]."""
 
     def __init__(self, games, render_mode):
         self.games, self.players, self.render_mode = games, games[0].possible_agents, render_mode
@@ -129,7 +129,7 @@ class AtariGames(gym.vector.VectorEnv):
         return self.obs.reshape(self.num_envs, *self.single_observation_space.shape).copy(), {}
 
     def step(self, actions):
-        list(self.threads.map(self.play, range(len(self.games)), np.reshape(actions, self.scores.shape)))
+        list(map(self.play, range(len(self.games)), np.reshape(actions, self.scores.shape)))  # threads would get in the way
         answers = (self.obs, self.rewards, self.terminated, self.truncated, self.scores, self.lengths)
         *answers, scores, lengths = (x.reshape(self.num_envs, *x.shape[2:]).copy() for x in answers)
         is_over = (self.terminated | self.truncated).all(1).repeat(len(self.players))  # all its players' episodes end together

@@ -46,8 +46,9 @@ LONG = [
     if stem not in ("ppo_rnd_envpool", "ppo_procgen", "ppo_atari_multigpu", "ppo_continuous_action_isaacgym")
 ]  # what takes long, and is the same code in the others
 LOSSES = {"dqn": "losses/td_loss", "c51": "losses/loss", **dict.fromkeys(["ppo", "rpo", "ppg"], "losses/value_loss")}
-LOSSES |= dict.fromkeys(["ddp", "td3", "sac"], "losses/qf1_loss")
+LOSSES |= dict.fromkeys(["ddp", "td3", "sac"], "losses/qf1_loss") | {"rai": "losses/td_loss"}
 SCHEDULES = {"dqn": "charts/epsilon", "c51": "charts/epsilon", **dict.fromkeys(["ppo", "rpo", "ppg"], "charts/learning_rate")}
+SCHEDULES |= {"rai": "charts/beta"}
 SMALL = ("--num-envs", 2, "--num-minibatches", 2, "--update-epochs", 2, "--checkpoint-interval", 1)
 SMALL_VALUE = ("--num-envs", 2, "--learning-starts", 10, "--train-frequency", 4, "--batch-size", 2, "--buffer-size", 64)
 SMALL_VALUE = (*SMALL_VALUE, "--target-network-frequency", 14, "--checkpoint-buffer")
@@ -89,7 +90,7 @@ def file(request):
 
 def learns_values(file):
     """Of discrete actions, from a replay buffer."""
-    return file.stem[:3] in ("dqn", "c51") or file.stem == "sac_atari"
+    return file.stem[:3] in ("dqn", "c51", "rai") or file.stem == "sac_atari"
 
 
 def learns_control(file):
@@ -247,6 +248,14 @@ C51_REFUSALS = [
     (("--v-min", 100), "-1e9 < v_min < v_max < 1e9 must hold"),
     (("--v-max", "inf"), "-1e9 < v_min < v_max < 1e9 must hold"),
     (("--v-min", "nan"), "-1e9 < v_min < v_max < 1e9 must hold"),
+]
+RAINBOW_REFUSALS = [
+    (("--n-step", 0), "n_step > 0 must hold"),
+    (("--num-envs", 2, "--learning-starts", 7), "learning_starts >= (n_step + 1) * num_envs must hold"),
+    (("--num-envs", 2, "--buffer-size", 19), "(n_step + 7) * num_envs <= buffer_size < 2**31 must hold"),
+    (("--prioritized-replay-alpha", 1.1), "0 <= prioritized_replay_alpha <= 1 must hold"),
+    (("--prioritized-replay-beta", "nan"), "0 <= prioritized_replay_beta <= 1 must hold"),
+    (("--prioritized-replay-eps", 0), "0 < prioritized_replay_eps < 1e9 must hold"),
 ]
 
 
@@ -437,6 +446,7 @@ XLA_REFUSALS = [
     + [("ppo_continuous_action_isaacgym", *refusal) for refusal in TENSOR_REFUSALS]
     + [("dqn", *refusal) for refusal in VALUE_REFUSALS + DQN_REFUSALS]
     + [("c51", *refusal) for refusal in VALUE_REFUSALS + C51_REFUSALS]
+    + [("rainbow_atari", *refusal) for refusal in RAINBOW_REFUSALS + DQN_REFUSALS + C51_REFUSALS]
     + [("dqn_jax", *refusal) for refusal in JAX_REFUSALS + DQN_REFUSALS]
     + [("c51_jax", *refusal) for refusal in C51_REFUSALS]
     + [("ddpg_continuous_action", *refusal) for refusal in CONTROL_REFUSALS + NOISE_REFUSALS]
@@ -693,7 +703,7 @@ def test_resume_before_the_first_checkpoint_starts_over(file, tmp_path):
     assert {**cut, "charts/SPS": None} == {**whole, "charts/SPS": None}
 
 
-@files("dqn", "dqn_atari", "sac_atari", "ddpg_continuous_action")
+@files("dqn", "dqn_atari", "rainbow_atari", "sac_atari", "ddpg_continuous_action")
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_resumed_run_learns_when_it_has_a_buffer(file, tmp_path, kept):
     """At once where it was kept; if not, after as many steps as at the start, or it would learn a few transitions by heart."""
@@ -717,12 +727,15 @@ def test_nothing_leads_across_a_resume(file, tmp_path):
     def look(names):
         if learns_control(file):
             batch = names["batch"][:, [0, 3]]  # before the next observation come the action and the reward
+        elif "rainbow" in file.stem:
+            batch = torch.cat([names["b_obs"], names["b_next_obs"][:, -1:]], 1)[..., 0, 0]
         elif "_atari" in file.stem:
             batch = names["b_stacks"][..., 0, 0]
         else:
             batch = torch.cat([names["b_obs"], names["b_next_obs"]], 1)
         seen.update(tuple(row) for row in batch.tolist())
 
+    flags = (*flags, "--n-step", 1) if "rainbow" in file.stem else flags  # more of them are drawn from in its own file's tests
     flags = with_curves(file, *flags, "--checkpoint-interval", 20)  # after two episodes with their resets, and half of another
     run = interrupted(file, tmp_path, flags, after=1, interval=20, on_update=look)
     assert step_of(run) == 20

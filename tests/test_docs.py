@@ -140,7 +140,7 @@ def test_command_runs(checkout, command, monkeypatch):
     elif algorithm and not re.search(r"--help|--resume", words):
         num_envs = int((re.search(r"--num-envs (\d+)", words) or [0, 8])[1])
         large = f" --num-steps 4 --update-epochs 1 --total-timesteps {4 * num_envs}"
-        large = " --learning-starts 16 --total-timesteps 32" if re.match("dqn|c51|sac", algorithm[1]) else large
+        large = " --learning-starts 16 --total-timesteps 32" if re.match("dqn|c51|rainbow|sac", algorithm[1]) else large
         off_policy = " --learning-starts 100 --total-timesteps 200"  # enough to learn a little
         heavy = " --learning-starts 16 --total-timesteps 32 --batch-size 16"
         small = off_policy if re.match("ddpg|td3|sac", algorithm[1]) else " --total-timesteps 2048"
@@ -223,6 +223,7 @@ DETAILS = {  # of each family: the file that shows them, how many there are, and
     "dqn": ("dqn", 6, "dqn.md"),
     "frames": ("dqn_atari", 2, "dqn.md"),
     "c51": ("c51", 4, "c51.md"),
+    "rainbow": ("rainbow_atari", 7, "rainbow.md"),
     "ddpg": ("ddpg_continuous_action", 6, "ddpg.md"),
     "td3": ("td3_continuous_action", 3, "td3.md"),
     "sac": ("sac_(?:continuous_action|atari)", 6, "sac.md"),  # the sixth is shown by the second of them

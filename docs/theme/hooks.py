@@ -34,6 +34,7 @@ PARENTS = {  # what a file grew out of, where its name does not say so
     "c51_atari": "dqn_atari",
     "c51_jax": "dqn_jax",
     "c51_atari_jax": "dqn_atari_jax",
+    "rainbow_atari": "c51_atari",
     "ddpg_continuous_action": "dqn",
     "td3_continuous_action": "ddpg_continuous_action",
     "td3_continuous_action_jax": "ddpg_continuous_action_jax",
