@@ -113,7 +113,7 @@ def test_videos_of_training_are_refused(file, tmp_path):
     ],
 )
 def test_values_of_probes(file, tmp_path, name, pools, values):
-    flags = (*PROBE_FLAGS, "--num-pools", pools, "--total-timesteps", 320)
+    flags = (*PROBE_FLAGS, "--num-pools", pools, "--total-timesteps", 640)
     names = train(file, tmp_path, "--env-id", probe(file, name), *flags)
     with torch.no_grad():
         learned = names["agent"](images_of([[number] * 4 for number in values]))[1].tolist()
