@@ -26,6 +26,8 @@ from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
 
+if "deterministic" not in os.environ.setdefault("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] += " --xla_gpu_deterministic_ops=true"  # the same bits on a GPU too
 import ale_py
 import flax.linen as nn
 import gymnasium as gym
@@ -217,7 +219,6 @@ if __name__ == "__main__":
             raise SystemExit(f"{Path(__file__).name} needs {need}, which {args.env_id} does not have")
 
     # seed, build, restore
-    os.environ.setdefault("XLA_FLAGS", "--xla_gpu_deterministic_ops=true")  # the same bits on a GPU too
     jax.config.update("jax_platforms", None if args.cuda else "cpu")
     num_iterations, global_step = args.total_timesteps // args.num_envs, 0
     atoms = jnp.linspace(args.v_min, args.v_max, args.n_atoms)  # [c51 1] returns, whose probabilities are learned

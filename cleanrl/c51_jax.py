@@ -26,6 +26,8 @@ from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
 
+if "deterministic" not in os.environ.setdefault("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] += " --xla_gpu_deterministic_ops=true"  # the same bits on a GPU too
 import flax.linen as nn
 import gymnasium as gym
 import gymnax
@@ -258,7 +260,6 @@ if __name__ == "__main__":
             raise SystemExit(f"{Path(__file__).name} needs {need}, which {args.env_id} does not have")
 
     # seed, build, restore
-    os.environ.setdefault("XLA_FLAGS", "--xla_gpu_deterministic_ops=true")  # the same bits on a GPU too
     inputs = args.batch_size * np.prod(obs_space.shape)  # numbers read at an update; a GPU pays only from many on
     device = jax.devices()[0] if args.cuda and inputs >= 2**19 else jax.devices("cpu")[0]
     jax.config.update("jax_default_device", device)

@@ -28,6 +28,8 @@ from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
 
+if "deterministic" not in os.environ.setdefault("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] += " --xla_gpu_deterministic_ops=true"  # the same bits on a GPU too
 import envpool
 import flax.linen as nn
 import gymnasium as gym
@@ -294,7 +296,6 @@ if __name__ == "__main__":
             raise SystemExit(f"{Path(__file__).name} needs {need}, which {args.env_id} does not have")
 
     # seed, build, restore
-    os.environ.setdefault("XLA_FLAGS", "--xla_gpu_deterministic_ops=true")  # the same bits on a GPU too
     jax.config.update("jax_platforms", None if args.cuda else "cpu")
     batch_size, global_step = args.num_envs * args.num_steps, 0
     num_iterations = args.total_timesteps // batch_size

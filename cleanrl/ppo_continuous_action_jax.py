@@ -89,8 +89,13 @@ def make_env(args):
     list(map(importlib.import_module, module))
     library, _, name = env_id.partition("/")
     if library == "brax":
+        if args.physics in (None, "spring") and "deterministic" not in os.environ.setdefault("XLA_FLAGS", ""):
+            os.environ["XLA_FLAGS"] += " --xla_gpu_deterministic_ops=true"  # [physics 5] the same bits on a GPU too
         import brax.envs
+        from brax.spring import collisions, joints
 
+        add_up = lambda x, links, n: jnp.tensordot((links == jnp.arange(n)[:, None]) * 1.0, x, 1, precision="highest")  # noqa: E731
+        collisions.segment_sum = joints.segment_sum = add_up  # forces by links, in an order that is fixed on a GPU too
         env, episode_length = brax.envs.get_environment(name, backend=args.physics or "spring"), 1000
     elif library == "playground":
         from mujoco_playground import registry
@@ -434,7 +439,6 @@ if __name__ == "__main__":
             raise SystemExit(f"{Path(__file__).name} needs {need}, which {args.env_id} does not have")
 
     # seed, build, restore
-    os.environ.setdefault("XLA_FLAGS", "--xla_gpu_deterministic_ops=true")  # the same bits on a GPU too
     inputs = len(all_args) * args.num_envs * np.prod(obs_shape)  # numbers read at a step; a GPU pays only from many on
     device = jax.devices()[0] if args.cuda and inputs >= 2**6 else jax.devices("cpu")[0]
     jax.config.update("jax_default_device", device)

@@ -31,6 +31,8 @@ from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
 
+if "deterministic" not in os.environ.setdefault("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] += " --xla_gpu_deterministic_ops=true"  # the same bits on a GPU too
 import flax.linen as nn
 import gymnasium as gym
 import jax
@@ -374,7 +376,6 @@ if __name__ == "__main__":
         raise SystemExit(f"cannot make {args.env_id}: {type(error).__name__}: {error}".splitlines()[0]) from None
 
     # seed, build, restore
-    os.environ.setdefault("XLA_FLAGS", "--xla_gpu_deterministic_ops=true")  # the same bits on a GPU too
     device = jax.devices()[0] if args.cuda else jax.devices("cpu")[0]
     jax.config.update("jax_default_device", device)
     batch_size, iteration = args.num_envs * args.num_steps, 0

@@ -27,6 +27,8 @@ from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
 
+if "deterministic" not in os.environ.setdefault("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] += " --xla_gpu_deterministic_ops=true"  # the same bits on a GPU too
 import flax.linen as nn
 import gymnasium as gym
 import jax
@@ -162,7 +164,6 @@ if __name__ == "__main__":
             raise SystemExit(f"{Path(__file__).name} needs {need}, which {args.env_id} does not have")
 
     # seed, build, restore
-    os.environ.setdefault("XLA_FLAGS", "--xla_gpu_deterministic_ops=true")  # the same bits on a GPU too
     jax.config.update("jax_platforms", None if args.cuda else "cpu")
     num_iterations, global_step = args.total_timesteps // args.num_envs, 0
     columns = [math.prod(obs_space.shape), math.prod(action_space.shape), 1, math.prod(obs_space.shape), 1]
@@ -334,11 +335,10 @@ if __name__ == "__main__":
 
         # checkpoint
         if due(args.checkpoint_interval) or iteration + 1 == num_iterations:
-            kept = {"agent": agent} | ({"buffer": buffer} if args.checkpoint_buffer else {})
-            checkpoint = to_state_dict(jax.device_get(kept) | {"global_step": global_step})
+            checkpoint = {"agent": agent, "global_step": global_step} | ({"buffer": buffer} if args.checkpoint_buffer else {})
             writer.flush()  # the curves reach as far as the checkpoint
             (run_folder / "checkpoint.tmp").unlink(missing_ok=True)  # never write through a stranger's link
-            (run_folder / "checkpoint.tmp").write_bytes(msgpack_serialize(checkpoint))
+            (run_folder / "checkpoint.tmp").write_bytes(msgpack_serialize(to_state_dict(jax.device_get(checkpoint))))
             os.replace(run_folder / "checkpoint.tmp", run_folder / "checkpoint.msgpack")  # whole, or not at all
             for video in set(videos.glob("*.mp4")) - logged_videos if args.track else ():
                 wandb.log({"videos": wandb.Video(str(video)), "global_step": global_step})

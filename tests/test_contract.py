@@ -1034,6 +1034,19 @@ def test_wandb_offline_really_logs(file, tmp_path):
     assert all((log.parent / "files" / path).stat().st_size > 1000 for path in history["videos/path"])
 
 
+@files(*(stem for stem in FILES if "_jax" in stem), "ppo_continuous_action_isaacgym")
+def test_xla_gets_the_flag_for_the_same_bits_on_a_gpu(file, tmp_path):
+    """XLA reads its flags once, when the first array is made, which some libraries of environments do as soon as they are
+    imported: what is set later is ignored without a word. But it ends a program that has a flag which it does not know."""
+    source, flag = file.read_text(), "--xla_gpu_deterministic_ops=true"
+    (tmp_path / file.name).write_text(source.replace(flag, "--xla_of_the_file=true"))
+    environment = os.environ | {"XLA_FLAGS": "--xla_of_the_user=true"}
+    command = [sys.executable, str(tmp_path / file.name), "--num-envs", "32"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
+    assert source.count(flag) == 1 and done.returncode != 0 and not (tmp_path / "runs").exists(), done.stderr[-2000:]
+    assert "Unknown flags in XLA_FLAGS: --xla_of_the_user=true --xla_of_the_file=true" in done.stderr
+
+
 @files("ppo")
 def test_tracking_without_a_login_is_refused(file, tmp_path):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")} | {"HOME": str(tmp_path), "NETRC": "none"}

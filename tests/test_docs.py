@@ -233,7 +233,7 @@ DETAILS = {  # of each family: the file that shows them, how many there are, and
     "multigpu": ("ppo_atari_multigpu", 10, "ppo-multigpu.md"),
     "rnn": ("ppo_rnn_jax", 3, "ppo-rnn-jax.md"),
     "jaxtari": ("ppo_jaxtari_jax", 4, "ppo-jaxtari-jax.md"),
-    "physics": ("ppo_continuous_action_jax", 4, "ppo-continuous-action-jax.md"),
+    "physics": ("ppo_continuous_action_jax", 5, "ppo-continuous-action-jax.md"),
     "rnd": ("ppo_rnd_envpool", 10, "ppo-rnd.md"),
     "isaac": ("ppo_continuous_action_isaacgym", 6, "ppo-isaacgym.md"),
     "procgen": ("ppo_procgen", 3, "ppg.md"),

@@ -120,6 +120,18 @@ def test_isaac_5_brax_hands_its_arrays_over_where_they_are(file, tmp_path):
     assert len(set(starts)) > 64 * 3 and advance._cache_size() == 1, "three more pools of states, and one compilation"
 
 
+def test_forces_are_added_up_in_a_fixed_order(file, monkeypatch):
+    """As ppo_continuous_action_jax.py does: what they come to, and that nothing is scattered, is tested there."""
+    from brax.spring import collisions, joints
+
+    for module in (collisions, joints):  # as if nobody had made an environment yet
+        monkeypatch.setattr(module, "segment_sum", None)
+    runpy.run_path(str(file))["BraxEnvs"]("ant", 2, torch.device("cpu"))
+    forces, links = np.arange(12, dtype=np.float32).reshape(4, 3), np.array([1, -1, 1, 0])
+    for module in (collisions, joints):
+        assert module.segment_sum(forces, links, 3).tolist() == [[9, 10, 11], [6, 8, 10], [0, 0, 0]]
+
+
 @pytest.mark.slow
 def test_a_run_on_brax(file, tmp_path):
     train(file, tmp_path, "--env-id", "tests.brax_probes:brax/MarkedLast", *SMALL, "--total-timesteps", 192)

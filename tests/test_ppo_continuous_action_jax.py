@@ -10,6 +10,8 @@ import shutil
 from types import SimpleNamespace
 
 import brax.envs
+import brax.spring.collisions
+import brax.spring.joints
 import gymnasium as gym
 import jax
 import numpy as np
@@ -277,6 +279,24 @@ def test_physics_4_observations_are_normalized_by_what_earlier_rollouts_showed(f
 
 PROBE_FLAGS = ("--total-timesteps", 10240, "--num-envs", 8, "--num-steps", 16, "--num-minibatches", 4, "--learning-rate", 0.01)
 PROBE_FLAGS = (*PROBE_FLAGS, "--gamma", 0.5, "--no-clip-vloss")
+
+
+def test_physics_5_forces_are_added_up_in_a_fixed_order(file, monkeypatch):
+    """By no scatter, whose order is not fixed on a GPU; and to what a scatter comes to, a contact with the ground, which is no
+    link, counting for none. The one that is left has an actuator for each place."""
+    names, modules = runpy.run_path(str(file)), (brax.spring.collisions, brax.spring.joints)
+    for module in modules:  # as if nobody had made an environment yet
+        monkeypatch.setattr(module, "segment_sum", jax.ops.segment_sum)
+    env, _ = names["make_env"](names["Args"](env_id="brax/ant"))
+    rng = np.random.default_rng(1)
+    forces, links = rng.normal(size=(40, 3)).astype(np.float32), rng.integers(-1, 9, 40)
+    for x in (forces, forces[:, 0]):
+        wanted = jax.ops.segment_sum(x, links, 9)
+        for module in modules:
+            np.testing.assert_allclose(module.segment_sum(x, links, 9), wanted, atol=1e-5)
+    state = jax.eval_shape(jax.vmap(env.reset), jax.random.split(jax.random.PRNGKey(1), 4))
+    step = jax.jit(jax.vmap(env.step)).lower(state, np.zeros((4, env.action_size), np.float32)).as_text()
+    assert step.count('"stablehlo.scatter"(') == 1 and len(set(env.sys.actuator.qd_id.tolist())) == env.sys.act_size()
 
 
 def values_of(names, folder, *observations):
