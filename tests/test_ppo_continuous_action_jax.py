@@ -281,7 +281,7 @@ PROBE_FLAGS = ("--total-timesteps", 10240, "--num-envs", 8, "--num-steps", 16, "
 PROBE_FLAGS = (*PROBE_FLAGS, "--gamma", 0.5, "--no-clip-vloss")
 
 
-def test_physics_5_forces_are_added_up_in_a_fixed_order(file, monkeypatch):
+def test_physics_5_forces_are_added_up_in_a_fixed_order(file, tmp_path, monkeypatch):
     """By no scatter, whose order is not fixed on a GPU; and to what a scatter comes to, a contact with the ground, which is no
     link, counting for none. The one that is left has an actuator for each place."""
     names, modules = runpy.run_path(str(file)), (brax.spring.collisions, brax.spring.joints)
