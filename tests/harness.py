@@ -130,7 +130,7 @@ def read_checkpoint(run):
         from flax.serialization import msgpack_restore
 
         return msgpack_restore((run / "checkpoint.msgpack").read_bytes())
-    return torch.load(run / "checkpoint.pt", weights_only=True)
+    return torch.load(run / "checkpoint.pt", weights_only=True, map_location="cpu")
 
 
 def weights(run):

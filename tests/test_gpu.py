@@ -1,0 +1,90 @@
+"""What only a GPU can show, in minutes, where there is one: `python -m pytest tests/test_gpu.py -m slow -n 4`.
+
+Runs are programs of their own, as users start them: what XLA is asked for, and what CUDA has recorded, is theirs alone.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.harness import FILES, ROOT, read_checkpoint, same
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+PONG = ("--env-id", "PongNoFrameskip-v4", "--buffer-size", 10_000, "--learning-starts", 1000, "--total-timesteps", 2000)
+HALF_CHEETAH = ("--env-id", "HalfCheetah-v4", "--learning-starts", 500, "--total-timesteps", 1500)
+POOL = ("--env-id", "Breakout-v5", "--num-envs", 16, "--total-timesteps", 3 * 16 * 128)
+RECORDED = {
+    **dict.fromkeys(["dqn_atari", "c51_atari", "rainbow_atari", "sac_atari"], PONG),
+    **{f"{name}_continuous_action": HALF_CHEETAH for name in ("ddpg", "td3", "sac")},
+    "ppo_atari_envpool": POOL,
+    "ppo_rnd_envpool": (*POOL, "--num-iterations-obs-norm-init", 1),
+}
+LARGE_BATCH = ("--batch-size", 2**17, "--learning-starts", 1000, "--total-timesteps", 1500)  # smaller ones are for the CPU
+COMPILED = {
+    "ppo_jax": ("--env-id", "Breakout-MinAtar", "--num-seeds", 4, "--num-envs", 64, "--total-timesteps", 1_000_000),
+    "ppo_rnn_jax": ("--num-envs", 64, "--total-timesteps", 200_000),
+    "ppo_continuous_action_jax": ("--total-timesteps", 4_000_000),
+    "ppo_continuous_action_isaacgym": ("--total-timesteps", 2_000_000),
+    "ppo_atari_envpool_xla_jax_scan": POOL,
+    **dict.fromkeys(["dqn_jax", "c51_jax"], LARGE_BATCH),
+    **dict.fromkeys(["dqn_atari_jax", "c51_atari_jax"], PONG),
+    **{f"{name}_continuous_action_jax": HALF_CHEETAH for name in ("ddpg", "td3", "sac", "tqc", "droq", "crossq")},
+}
+
+
+def run(file, folder, *flags):
+    """The checkpoints that a run, or several side by side, leave in a new folder."""
+    folder.mkdir()
+    environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # for there are other tests beside this one
+    command = [sys.executable, str(FILES[file]), *map(str, flags)]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [read_checkpoint(path) for path in sorted((folder / "runs").iterdir())]
+
+
+@pytest.mark.parametrize("file", RECORDED)
+def test_recorded_as_plain(file, tmp_path):
+    """And recorded again: the same bits three times."""
+    forms = {"recorded": "--compile", "again": "--compile", "plain": "--no-compile"}
+    (recorded,), (again,), (plain,) = (run(file, tmp_path / name, *RECORDED[file], form) for name, form in forms.items())
+    assert same(recorded, again) and same(recorded, plain)
+
+
+@pytest.mark.parametrize("file", COMPILED)
+def test_the_same_bits_again(file, tmp_path):
+    runs = [run(file, tmp_path / name, *COMPILED[file]) for name in ("first", "second")]
+    assert len(runs[0]) > 0 and same(*runs)
+
+
+PHYSICS = """
+import runpy, sys
+names = runpy.run_path(sys.argv[1])
+import jax, numpy as np
+jax.config.update("jax_default_matmul_precision", "highest")
+env, _ = names["make_env"](names["Args"](env_id=sys.argv[2]))
+def roll(key):
+    def step(state, key):
+        state = env.step(state, jax.random.uniform(key, (env.action_size,), minval=-1.0))
+        return state, state.obs
+    return jax.lax.scan(step, env.reset(key), jax.random.split(key, 10))[1]
+keys = jax.random.split(jax.random.PRNGKey(3), 64)
+on = [np.asarray(jax.jit(jax.vmap(roll))(jax.device_put(keys, jax.devices(kind)[0]))) for kind in ("cuda", "cpu")]
+print(np.abs(on[0] - on[1]).max(), np.abs(on[1]).max())
+"""
+
+
+@pytest.mark.parametrize("env_id", ["brax/ant", "brax/halfcheetah", "brax/humanoid", "brax/hopper"])
+def test_physics_on_a_gpu_is_that_of_a_cpu(env_id):
+    """XLA's own way to add up in a fixed order is far off with Brax's forces: Ants were 14.6 away after these ten steps."""
+    command = [sys.executable, "-c", PHYSICS, str(FILES["ppo_continuous_action_jax"]), env_id]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"JAX_PLATFORMS": "cuda,cpu"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    difference, largest = map(float, done.stdout.split())
+    assert difference < 0.01 and largest > 1
