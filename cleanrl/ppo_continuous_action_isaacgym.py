@@ -81,7 +81,7 @@ class BraxEnvs:
     def __init__(self, name, num_envs, device, episode_length=1000):
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX would take most of the GPU's memory for itself
         if "deterministic" not in os.environ.setdefault("XLA_FLAGS", ""):
-            os.environ["XLA_FLAGS"] += " --xla_gpu_deterministic_ops=true"  # the same bits on a GPU too; XLA reads it just once
+            os.environ["XLA_FLAGS"] += " --xla_gpu_deterministic_ops=true"  # the same bits on a GPU too; XLA reads it once
         import brax.envs
         import jax
         import jax.numpy as jnp

@@ -28,7 +28,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 if "deterministic" not in os.environ.setdefault("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] += " --xla_gpu_deterministic_ops=true"  # the same bits on a GPU too; XLA reads it just once
+    os.environ["XLA_FLAGS"] += " --xla_gpu_deterministic_ops=true"  # the same bits on a GPU too; XLA reads it once
 import flax.linen as nn
 import gymnasium as gym
 import jax
