@@ -63,27 +63,40 @@ def test_the_same_bits_again(file, tmp_path):
     assert len(runs[0]) > 0 and same(*runs)
 
 
-PHYSICS = """
+ON_BOTH = """
 import runpy, sys
 names = runpy.run_path(sys.argv[1])
-import jax, numpy as np
+import jax, jax.numpy as jnp, numpy as np
 jax.config.update("jax_default_matmul_precision", "highest")
-env, _ = names["make_env"](names["Args"](env_id=sys.argv[2]))
+if "/" in sys.argv[2]:
+    env, _ = names["make_env"](names["Args"](env_id=sys.argv[2]))
+    reset = env.reset
+    step = lambda key, state: env.step(state, jax.random.uniform(key, (env.action_size,), minval=-1.0))
+else:
+    env, params = names["gymnax"].make(sys.argv[2])
+    reset = lambda key: env.reset(key, params)[1]
+    step = lambda key, state: env.step(key, state, env.action_space(params).sample(key), params)[1]
 def roll(key):
-    def step(state, key):
-        state = env.step(state, jax.random.uniform(key, (env.action_size,), minval=-1.0))
-        return state, state.obs
-    return jax.lax.scan(step, env.reset(key), jax.random.split(key, 10))[1]
+    def look(state, key):
+        state = step(key, state)
+        seen = jax.tree.leaves(getattr(state, "obs", state))
+        return state, jnp.concatenate([jnp.ravel(x).astype(jnp.float32) for x in seen])
+    return jax.lax.scan(look, reset(key), jax.random.split(key, int(sys.argv[3])))[1]
 keys = jax.random.split(jax.random.PRNGKey(3), 64)
 on = [np.asarray(jax.jit(jax.vmap(roll))(jax.device_put(keys, jax.devices(kind)[0]))) for kind in ("cuda", "cpu")]
 print(np.abs(on[0] - on[1]).max(), np.abs(on[1]).max())
 """
+GAMES = ["CartPole-v1", "Acrobot-v1", *(f"{name}-MinAtar" for name in ("Asterix", "Breakout", "Freeway", "SpaceInvaders"))]
 
 
-@pytest.mark.parametrize("env_id", ["brax/ant", "brax/halfcheetah", "brax/humanoid", "brax/hopper"])
-def test_physics_on_a_gpu_is_that_of_a_cpu(env_id):
+@pytest.mark.parametrize(
+    ("file", "env_id", "steps"),
+    [("ppo_continuous_action_jax", f"brax/{name}", 10) for name in ("ant", "halfcheetah", "humanoid", "hopper")]
+    + [("ppo_jax", env_id, 100) for env_id in GAMES],
+)
+def test_worlds_on_a_gpu_are_those_on_a_cpu(file, env_id, steps):
     """XLA's own way to add up in a fixed order is far off with Brax's forces: Ants were 14.6 away after these ten steps."""
-    command = [sys.executable, "-c", PHYSICS, str(FILES["ppo_continuous_action_jax"]), env_id]
+    command = [sys.executable, "-c", ON_BOTH, str(FILES[file]), env_id, str(steps)]
     done = subprocess.run(command, cwd=ROOT, env=os.environ | {"JAX_PLATFORMS": "cuda,cpu"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     difference, largest = map(float, done.stdout.split())
