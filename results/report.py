@@ -29,7 +29,8 @@ PUBLISHED = {  # mean ± standard deviation over 3 seeds of the public v1 files,
     "ppo_jax_memory": {"MemoryChain-bsuite": "none", "MemoryChain-15": "none"},  # the same tasks without a memory
     "ppo_atari_envpool": {"Pong-v5": "20.45 ± 0.09", "Breakout-v5": "211.24 ± 151.84"},
     "ppo_atari_envpool_128": {"Breakout-v5": "none"},
-    "ppo_rnd_envpool": {"Breakout-v5": "none"},
+    "ppo_rnd_envpool_128": {"Breakout-v5": "none"},
+    "ppo_rnd_envpool_8": {"Breakout-v5": "none"},
     "ppo_continuous_action": {
         "HalfCheetah-v4": "1442.64 ± 46.03",
         "Hopper-v4": "2382.86 ± 271.74",
