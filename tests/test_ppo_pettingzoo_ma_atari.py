@@ -527,8 +527,8 @@ def test_enjoy_shows_both_players(file, tmp_path, monkeypatch, capsys):
 @pytest.mark.timeout(7200)
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="takes hours without a GPU")
 def test_pong_is_learned_from_self_play(file, tmp_path):
-    """Slowly: three seeds, which take a GPU a quarter of an hour each, were rated 106 on average after 0.6M and 0.8M steps, where
-    a random player has 0 and the standard error of this mean is 40."""
+    """Slowly: three seeds, which take a GPU a quarter of an hour each, were rated 106 on average after 0.6M and 0.8M steps,
+    where a random player has 0 and the standard error of this mean is 40."""
     ratings = []
     for seed in ("1", "2", "3"):
         train(file, tmp_path / seed, "--total-timesteps", 1_024_000, "--elo-games", 32, "--seed", seed)
