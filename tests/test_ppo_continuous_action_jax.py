@@ -401,8 +401,8 @@ def test_brax_and_gymnasium_forms_agree(file, tmp_path):
 @pytest.mark.parametrize(
     ("env_id", "flags", "least"),
     [
-        ("brax/inverted_pendulum", ("--total-timesteps", 400_000), 900),
-        ("playground/CartpoleBalance", ("--total-timesteps", 1_000_000, "--gamma", 0.99), 800),
+        ("brax/inverted_pendulum", ("--total-timesteps", 400_000, "--physics", "positional"), 900),
+        ("playground/CartpoleBalance", ("--total-timesteps", 3_000_000, "--gamma", 0.99), 800),
     ],
 )
 def test_learns(file, tmp_path, env_id, flags, least):
@@ -414,6 +414,7 @@ def test_learns(file, tmp_path, env_id, flags, least):
     assert np.mean(play(names, only_run(tmp_path), 8)) >= least
 
 
+@functools.cache  # a second try may crash
 def has_opengl():
     import mujoco
 
