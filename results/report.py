@@ -89,11 +89,14 @@ def table(algorithm):
             continue
         published = PUBLISHED[algorithm][env_id]
         finals = [rows[-100:, 1].mean() for rows in runs.values()]
-        seeds = ", ".join(f"{final:.1f}" for final in finals)
-        told = [run for name, run in about.items() if name.startswith(f"{env_id}__") and "steps" in run]
-        for run in sorted(told, key=lambda run: run["steps"])[:1]:  # the one that got least far
-            if run["steps"] < 0.99 * run["args"]["total_timesteps"]:
-                env_id = f"{env_id}, the first {run['steps'] / 1e6:.2f}M of {run['args']['total_timesteps'] / 1e6:g}M steps"
+        told = {seed: about.get(f"{env_id}__{seed}", {}) for seed in runs}
+        goals = {seed: run["args"]["total_timesteps"] for seed, run in told.items() if "steps" in run}
+        stopped = {seed: told[seed]["steps"] for seed, goal in goals.items() if told[seed]["steps"] < 0.99 * goal}
+        words = {seed: f"the first {steps / 1e6:.2f}M of {goals[seed] / 1e6:g}M steps" for seed, steps in stopped.items()}
+        if len(stopped) == len(runs):  # none was finished: told is how far the one came that got least far
+            env_id, words = f"{env_id}, {words[min(stopped, key=stopped.get)]}", {}
+        each = zip(runs, finals, strict=True)
+        seeds = ", ".join(f"{final:.1f}" + (f" ({words[seed]})" if seed in words else "") for seed, final in each)
         spread = f"± {np.std(finals):.2f}" if len(finals) > 1 else "(one seed)"
         lines.append(f"| {env_id} | {np.mean(finals):.2f} {spread} | {seeds} | {published} |")
     return "\n".join(lines)

@@ -1,5 +1,6 @@
 """results/: from run folders to data, and from data to the published table and plot."""
 
+import json
 import shutil
 
 import numpy as np
@@ -86,6 +87,15 @@ def test_report_counts_the_last_hundred_episodes(results):
             rows = [f"{10 * i},{0 if i < 50 else last},{i}" for i in range(150)]
             (folder / "ppo" / f"{env_id}__{seed}.csv").write_text("\n".join(["step,episodic_return,seconds", *rows]))
     assert "| CartPole-v1 | 15.00 ± 5.00 | 10.0, 20.0 | 490.04 ± 6.12 |" in report.table("ppo")
+    told = {
+        f"CartPole-v1__{seed}": {"steps": steps, "args": {"total_timesteps": 500_000}} for seed, steps in ((1, 3e5), (2, 5e5))
+    }
+    (folder / "ppo" / "runs.json").write_text(json.dumps(told))
+    row = "| CartPole-v1 | 15.00 ± 5.00 | 10.0 (the first 0.30M of 0.5M steps), 20.0 | 490.04 ± 6.12 |"
+    assert row in report.table("ppo"), "who was cut off is named"
+    told["CartPole-v1__2"]["steps"] = 4e5
+    (folder / "ppo" / "runs.json").write_text(json.dumps(told))
+    assert "| CartPole-v1, the first 0.30M of 0.5M steps | 15.00 ± 5.00 | 10.0, 20.0 |" in report.table("ppo")
     report.plot("ppo", folder / "ppo.png")
     assert (folder / "ppo.png").stat().st_size > 10_000
 
