@@ -667,7 +667,8 @@ def test_ray_of_its_own_and_ctrl_c(here):
     flags = ("--num-seeds", 3, "--workers", 2, "--backend", "ray", "--ray-cpus-per-run", 0.5)
     command = words("python walk.py --steps 30 --delay 0.1 --helper 1", *flags)
     runner = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: len(list(Path("runs").glob("*/checkpoint.pt"))) == 2 == count("started"))  # it looks twice a second
+    wait_for(lambda: len(list(Path("runs").glob("*/checkpoint.pt"))) == 2)
+    wait_for(lambda: Path("runs/benchmark/journal.jsonl").exists() and count("started") == 2)  # it looks twice a second
     runner.send_signal(signal.SIGINT)
     _, said = runner.communicate(timeout=60)
     assert runner.returncode == 128 + signal.SIGINT and said.splitlines()[-1].startswith("stopped by SIGINT")
