@@ -89,7 +89,7 @@ def make_env(args):
     list(map(importlib.import_module, module))
     library, _, name = env_id.partition("/")
     if library == "brax":
-        if args.physics in (None, "spring") and "deterministic" not in os.environ.setdefault("XLA_FLAGS", ""):
+        if args.physics != "positional" and "deterministic" not in os.environ.setdefault("XLA_FLAGS", ""):
             os.environ["XLA_FLAGS"] += " --xla_gpu_deterministic_ops=true"  # [physics 5] the same bits on a GPU too
         import brax.envs
         from brax.spring import collisions, joints
