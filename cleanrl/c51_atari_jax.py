@@ -319,10 +319,9 @@ if __name__ == "__main__":
         global_step += args.num_envs
         progress.update(args.num_envs)
         for i in np.flatnonzero(infos.get("_episode", ())):
-            episodic_return, episodic_length = infos["episode"]["r"][i], infos["episode"]["l"][i]
-            episode = {"charts/episodic_return": episodic_return, "charts/episodic_length": episodic_length}
+            episode = {"charts/episodic_return": infos["episode"]["r"][i], "charts/episodic_length": infos["episode"]["l"][i]}
             log(global_step - args.num_envs + i + 1, episode)
-            progress.set_postfix(episodic_return=f"{episodic_return:.1f}", refresh=False)
+            progress.set_postfix(episodic_return=f"{infos['episode']['r'][i]:.1f}", refresh=False)
 
         # remember
         buffer.add(obs[:, -1], obs.any((2, 3)), is_first, actions, np.sign(rewards), terminated)  # [atari 6]

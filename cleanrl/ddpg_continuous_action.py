@@ -161,6 +161,7 @@ if __name__ == "__main__":
             raise SystemExit(f"these flags do not fit: {rule} must hold")
     try:
         envs = make_envs(args, args.num_envs, "rgb_array" if args.capture_video else None)
+        args.capture_video and envs.reset() and envs.render()  # MuJoCo draws with OpenGL, which a server may not have
     except Exception as error:
         raise SystemExit(f"cannot make {args.env_id}: {type(error).__name__}: {error}".splitlines()[0]) from None
     obs_space, action_space = envs.single_observation_space, envs.single_action_space

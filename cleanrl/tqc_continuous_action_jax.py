@@ -152,6 +152,7 @@ if __name__ == "__main__":
             raise SystemExit(f"these flags do not fit: {rule} must hold")
     try:
         envs = make_envs(args, args.num_envs, "rgb_array" if args.capture_video else None)
+        args.capture_video and envs.reset() and envs.render()  # MuJoCo draws with OpenGL, which a server may not have
     except Exception as error:
         raise SystemExit(f"cannot make {args.env_id}: {type(error).__name__}: {error}".splitlines()[0]) from None
     obs_space, action_space = envs.single_observation_space, envs.single_action_space
@@ -313,10 +314,9 @@ if __name__ == "__main__":
         global_step += args.num_envs
         progress.update(args.num_envs)
         for i in np.flatnonzero(infos.get("_episode", ())):
-            episodic_return, episodic_length = infos["episode"]["r"][i], infos["episode"]["l"][i]
-            episode = {"charts/episodic_return": episodic_return, "charts/episodic_length": episodic_length}
+            episode = {"charts/episodic_return": infos["episode"]["r"][i], "charts/episodic_length": infos["episode"]["l"][i]}
             log(global_step - args.num_envs + i + 1, episode)
-            progress.set_postfix(episodic_return=f"{episodic_return:.1f}", refresh=False)
+            progress.set_postfix(episodic_return=f"{infos['episode']['r'][i]:.1f}", refresh=False)
 
         # remember all but the steps after an end
         rows = np.column_stack([obs, actions, rewards, next_obs, terminated]).astype(np.float32)

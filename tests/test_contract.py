@@ -765,6 +765,21 @@ def test_videos_of_a_resumed_run_stand_beside_the_first(file, tmp_path):
     assert prefixes == {"step-0", f"step-{2 * iteration(file)}"}
 
 
+DRAWN_BY_MUJOCO = [
+    stem for stem in FILES if stem.endswith(("_continuous_action", "_continuous_lstm")) or learns_control(FILES[stem])
+]
+
+
+@files(*DRAWN_BY_MUJOCO)
+def test_a_machine_that_cannot_draw_says_so_before_anything_is_written(file, tmp_path, monkeypatch):
+    monkeypatch.setenv("MUJOCO_GL", "disabled")  # which MuJoCo accepts, and cannot draw with
+    try:
+        message = refuse(file, tmp_path, "--env-id", "Hopper-v4", "--capture-video", "--total-timesteps", 10_000)
+    except RuntimeError as error:
+        message = f"a traceback: {error}"
+    assert message.startswith("cannot make Hopper-v4: ") and "MUJOCO_GL must be one of" in message
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
