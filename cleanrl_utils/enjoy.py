@@ -20,7 +20,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import gymnasium as gym
 import numpy as np
 import torch
 import tyro
@@ -137,13 +136,23 @@ def make_agent(run_folder, checkpoint, render_mode=None, file=None, env_id=None,
     return run_args["env_id"], envs, explore if epsilon else policy
 
 
-def play(envs, policy, episodes, seed):
-    """The returns and lengths of whole episodes, played one after another in one environment."""
+def play(envs, policy, episodes, seed, videos=()):
+    """The returns and lengths of whole episodes, played one after another in one environment; the first ones, lives lost in
+    them included, are written to these paths as they go on."""
     returns, lengths, (obs, _), is_last = [], [], envs.reset(seed=seed), np.zeros(1, dtype=bool)
+    video, is_over = None, False
     while len(returns) < episodes:
+        if len(returns) < len(videos) and not is_over:  # the step after an end only resets
+            frame = draw(envs)
+            video = video or new_video(videos[len(returns)], frame.shape[1::-1], envs)
+            video.write_frame(frame)
         obs, _, terminated, truncated, infos = envs.step(policy(obs, is_last))
         is_last = terminated | truncated
-        if "episode" in infos and infos["_episode"].any():
+        is_over = "episode" in infos and bool(infos["_episode"].any())  # the whole one, not that of a life
+        if is_over and video:
+            video.write_frame(draw(envs))
+            video = video.close()
+        if is_over:
             returns.append(float(infos["episode"]["r"][0]))
             lengths.append(int(infos["episode"]["l"][0]))
             others = ", ".join(f"{other:.2f}" for other in infos["episode"]["r"][1:])  # in self-play, on the other rows
@@ -152,15 +161,29 @@ def play(envs, policy, episodes, seed):
     return returns, lengths
 
 
+def draw(envs):
+    try:
+        return envs.render()[0]
+    except Exception as error:  # MuJoCo draws with OpenGL, which a server may not have
+        raise SystemExit(f"cannot draw: {type(error).__name__}: {error}".splitlines()[0]) from None
+
+
+def new_video(path, size, envs):
+    """What frames of this size can be written to."""
+    from moviepy.video.io.ffmpeg_writer import FFMPEG_VideoWriter  # late: it is slow to import
+
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)  # never write through a stranger's link
+    return FFMPEG_VideoWriter(str(path), size, envs.metadata.get("render_fps", 30), preset="veryfast", pixel_format="rgb24")
+
+
 def evaluate(run_folder, checkpoint, episodes=10, seed=1000, num_videos=0, **choices):
     """Play whole episodes, record the first ones, and write the returns into the run's folder."""
     torch.manual_seed(seed)
     render_mode = "rgb_array" if num_videos else None
     env_id, envs, policy = make_agent(run_folder, checkpoint, render_mode, seed=seed, **choices)
-    if num_videos:
-        videos = dict(video_folder=str(run_folder / "videos"), name_prefix=f"eval-seed-{seed}", record_first_only=True)
-        envs = gym.wrappers.vector.RecordVideo(envs, **videos, episode_trigger=lambda episode: episode < num_videos)
-    returns, lengths = play(envs, policy, episodes, seed)
+    videos = [run_folder / "videos" / f"eval-seed-{seed}-episode-{episode}.mp4" for episode in range(num_videos)]
+    returns, lengths = play(envs, policy, episodes, seed, videos)
     envs.close()
     print(f"mean return over {episodes} episodes: {np.mean(returns):.2f} ± {np.std(returns):.2f}")
 
@@ -237,7 +260,6 @@ def draw_cell(picture, place, size, frame, caption):
 
 def make_grid(checkpoints, path, seed=1000, **choices):
     """A video in which agents play an episode each, side by side and from the same seed."""
-    from moviepy.video.io.ffmpeg_writer import FFMPEG_VideoWriter
     from PIL import Image
 
     torch.manual_seed(seed)
@@ -249,7 +271,7 @@ def make_grid(checkpoints, path, seed=1000, **choices):
         name = f"{args.get('exp_name')} {args.get('seed')}, " if several_runs else ""
         captions.append(f"{name}step {int(checkpoint.get('global_step', 0)):,}")
     states = [(envs.reset(seed=seed)[0], np.zeros(1, dtype=bool)) for envs, _ in agents]
-    frames, returns, is_over = [envs.render()[0] for envs, _ in agents], [0.0] * len(agents), [False] * len(agents)
+    frames, returns, is_over = [draw(envs) for envs, _ in agents], [0.0] * len(agents), [False] * len(agents)
 
     columns = math.ceil(len(agents) ** 0.5)
     height, width = frames[0].shape[:2]
@@ -258,16 +280,14 @@ def make_grid(checkpoints, path, seed=1000, **choices):
     places = [(i % columns * (width + 4), i // columns * (height + 24)) for i in range(len(agents))]
     picture = Image.new("RGB", (columns * (width + 4), math.ceil(len(agents) / columns) * (height + 24)))
     fps, part = agents[0][0].metadata.get("render_fps", 30), path.with_suffix(".tmp.mp4")
-    path.parent.mkdir(exist_ok=True)
-    part.unlink(missing_ok=True)  # never write through a stranger's link
-    with FFMPEG_VideoWriter(str(part), picture.size, fps, preset="veryfast", pixel_format="rgb24") as video:
+    with new_video(part, picture.size, agents[0][0]) as video:
         for step in range(GRID_STEPS):
             for i, (envs, policy) in enumerate(agents):
                 if is_over[i]:
                     continue
                 if step > 0:
                     obs, rewards, terminated, truncated, infos = envs.step(policy(*states[i]))
-                    states[i], frames[i] = (obs, terminated | truncated), envs.render()[0]
+                    states[i], frames[i] = (obs, terminated | truncated), draw(envs)
                     is_over[i] = "episode" in infos and bool(infos["_episode"].any())  # the whole one, not that of a life
                     returns[i] = float(infos["episode"]["r"][0]) if is_over[i] else returns[i] + float(rewards[0])
                 frame = frames[i] // 2 if is_over[i] else frames[i]  # what is over gets dark

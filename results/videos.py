@@ -47,8 +47,7 @@ def film(run_folder):
         settings = dict(preset="veryslow", ffmpeg_params=["-crf", "30", "-movflags", "+faststart"], audio=False, logger=None)
         clip.write_videofile(str(VIDEOS / f"{name}.mp4"), fps=min(30, episode.fps), **settings)
         clip.save_frame(str(VIDEOS / f"{name}.jpg"), t=clip.duration / 3)
-        whole = max(episode.duration, evaluation["lengths"][0] / episode.fps)  # enjoy records a game up to its first lost life
-        seconds = [round(clip.duration, 2), round(whole, 2)]
+        seconds = [round(clip.duration, 2), round(episode.duration, 2)]
     about = {"command": command(run_folder), "file": file, "train_seed": args["seed"], "seconds": seconds}
     about["of_steps"] = args["total_timesteps"]
     told = json.loads(DATA.read_text()) if DATA.exists() else {}

@@ -57,7 +57,10 @@ def test_enjoy_plays_what_was_trained(run, monkeypatch, capsys):
 COMPILED = [stem for stem in FILES if "_jax" in stem and stem not in ("ppo_jax", "c51_jax")]  # they take long
 
 
-@pytest.mark.parametrize("file", [pytest.param(FILES[x], id=x, marks=[pytest.mark.slow] * (x in COMPILED)) for x in FILES])
+PLAYED = [x for x in FILES if x != "ppo_jaxtari_jax"]  # whose tests have games and an evaluation of their own
+
+
+@pytest.mark.parametrize("file", [pytest.param(FILES[x], id=x, marks=[pytest.mark.slow] * (x in COMPILED)) for x in PLAYED])
 def test_enjoy_works_on_every_file(file, tmp_path, monkeypatch):
     """PPO's policy, and SAC's if actions are discrete, sample from two actions; the others take the better one, and the
     other one when they are swapped."""
@@ -123,6 +126,31 @@ def test_enjoy_as_a_command_with_video(cartpole):
     videos = sorted((cartpole / "videos").iterdir())
     assert [video.name for video in videos] == ["eval-seed-1000-episode-0.mp4", "eval-seed-1000-episode-1.mp4"]
     assert all(video.stat().st_size > 1000 for video in videos)
+
+
+def test_a_video_has_the_whole_game(tmp_path, monkeypatch):
+    """Breakout's five lives, each of which ends an episode for the agent."""
+    file = FILES["ppo_atari"]
+    train(file, tmp_path, *small(file, "--env-id", "BreakoutNoFrameskip-v4", "--total-timesteps", iteration(file)))
+    run = only_run(tmp_path)
+    watch(monkeypatch, run, "--episodes", 2, "--video")
+    lengths = json.loads((run / "eval.json").read_text())["lengths"]
+    videos = sorted((run / "videos").glob("*.mp4"))
+    assert [video.name for video in videos] == ["eval-seed-1000-episode-0.mp4", "eval-seed-1000-episode-1.mp4"]
+    for video, length in zip(videos, lengths, strict=True):
+        assert imageio.v3.imread(video).shape == (length + 1, 336, 336, 3)
+    watch(monkeypatch, run, "--episodes", 2)
+    assert json.loads((run / "eval.json").read_text())["lengths"] == lengths, "who films changes nothing"
+
+
+def test_enjoy_where_nothing_can_be_drawn(tmp_path, monkeypatch):
+    file = FILES["ppo_continuous_action"]
+    train(file, tmp_path, *small(file, "--env-id", "Hopper-v4", "--total-timesteps", iteration(file)))
+    monkeypatch.setenv("MUJOCO_GL", "disabled")
+    run = only_run(tmp_path)
+    for words in ((run, "--video"), (run, run, "--grid")):
+        with pytest.raises(SystemExit, match=r"cannot draw: RuntimeError: .*MUJOCO_GL"):
+            watch(monkeypatch, *words)
 
 
 def test_enjoy_takes_a_renamed_experiment(tmp_path, monkeypatch):
