@@ -527,8 +527,8 @@ def test_enjoy_shows_both_players(file, tmp_path, monkeypatch, capsys):
 @pytest.mark.timeout(7200)
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="takes hours without a GPU")
 def test_pong_is_learned_from_self_play(file, tmp_path):
-    """The default run up to 1.64M steps, which takes a GPU a quarter of an hour or more. Three seeds were rated 652, 713 and 754
-    then, where a random player has 0 and the standard error of a rating is 60, and won all games against that one."""
+    """The default run up to 1.64M steps, which takes a GPU a quarter of an hour or more. Three seeds were rated 652, 713 and
+    754 then, where a random player has 0 and the standard error of a rating is 60, and won all games against that one."""
     run = interrupted(file, tmp_path, ("--elo-games", 32), after=8, interval=204_800)
     ratings, points = (scalars(run)[f"charts/{name}"] for name in ("elo", "points_against_random"))
     assert [step for step, _ in ratings] == [204_800 * n for n in range(1, 9)]
