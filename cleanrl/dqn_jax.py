@@ -17,6 +17,7 @@ Numbers in brackets, such as [dqn 3], are the implementation details explained i
 """
 
 import json
+import math
 import os
 import platform
 import subprocess
@@ -84,15 +85,23 @@ def make_envs(args, num_envs, render_mode=None, autoreset_mode=gym.vector.Autore
 
 
 def make_steps(args, envs):
-    """How the program resets and steps: reset(keys) -> obs, state; step(keys, state, actions) -> obs, state, rewards, ..."""
-    if args.gymnax:  # inside of it
+    """How it resets and steps: reset(keys) -> obs, state; step(drawn, state, actions) -> obs, state, rewards, ..."""
+    if args.gymnax:  # inside of the program
         env, params = gymnax.make(args.env_id)
+        reset = jax.vmap(lambda key: env.reset_env(key, params))
 
-        def step(keys, state, actions):
-            *answers, infos = jax.vmap(env.step, (0, 0, 0, None))(keys, state, actions, params)
-            return *answers, infos["final_observation"]
+        def draw(key, shape):
+            step_keys, reset_keys = jax.random.split(key, (2, math.prod(shape)))
+            return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), (step_keys, reset(reset_keys)))
 
-        return lambda keys: jax.vmap(env.reset, (0, None))(keys, params), step
+        def step(drawn, state, actions):  # those that end start anew from the state that was drawn for that case
+            keys, fresh = drawn
+            next_obs, state, rewards, terminated, _ = jax.vmap(env.step_env, (0, 0, 0, None))(keys, state, actions, params)
+            truncated = jax.vmap(env.is_truncated, (0, None))(state, params)
+            obs, state = jax.tree.map(partial(jax.vmap(jnp.where), terminated | truncated), fresh, (next_obs, state))
+            return obs, state, rewards, terminated, truncated, next_obs
+
+        return reset, draw, step
 
     def reset(keys):
         return jnp.asarray(envs.reset(seed=int(keys[0, 0] >> 1))[0], dtype=jnp.float32), ()
@@ -103,13 +112,13 @@ def make_steps(args, envs):
         obs = envs.reset(options={"reset_mask": is_over})[0] if is_over.any() else next_obs
         return obs.astype(np.float32), rewards.astype(np.float32), terminated, truncated, next_obs.astype(np.float32)
 
-    def step(keys, state, actions):
+    def step(drawn, state, actions):
         flags, rewards = np.zeros((2, args.num_envs), dtype=bool), np.zeros(args.num_envs, dtype=np.float32)
         obs = np.zeros((args.num_envs, *envs.single_observation_space.shape), dtype=np.float32)
         obs, *answers = io_callback(step_outside, (obs, rewards, *flags, obs), actions, ordered=True)
         return obs, state, *answers
 
-    return reset, step
+    return reset, lambda key, shape: (), step
 
 
 class QNetwork(nn.Module):
@@ -131,10 +140,10 @@ def load_policy(checkpoint, envs):
 
 
 def make_program(args, envs):
-    """The two functions of a run: init(key, step) -> run, all that changes while it goes on; iterate(run, _) -> run, logs."""
+    """The functions of a run: init(key, step) -> run, all that changes while it goes on; train(run, length) -> run, logs."""
     num_actions, rows, num_envs = int(envs.single_action_space.n), args.buffer_size // args.num_envs, args.num_envs
     num_steps, num_updates = max(1, args.train_frequency // num_envs), max(1, num_envs // args.train_frequency)  # [dqn 5]
-    (reset, step), q_network, optimizer = make_steps(args, envs), QNetwork(num_actions), optax.adam(args.learning_rate)
+    (reset, draw, step), q_network, optimizer = make_steps(args, envs), QNetwork(num_actions), optax.adam(args.learning_rate)
 
     def init(key, global_step):
         key, params_key, env_key = jax.random.split(key, 3)
@@ -148,11 +157,11 @@ def make_program(args, envs):
         return jax.tree.map(jnp.copy, run)  # each array has its own memory, which the program can reuse
 
     def act(params, state, drawn):
-        (world, buffer, added, global_step), (chances, choices, env_keys) = state, drawn
+        (world, buffer, added, global_step), (chances, choices, env_drawn) = state, drawn
         explored = jnp.minimum(1, global_step / (args.exploration_fraction * args.total_timesteps))
         epsilon = args.start_e + explored * (args.end_e - args.start_e)  # [dqn 3]
         actions = jnp.where(chances < epsilon, choices, q_network.apply(params, world["obs"]).argmax(1))
-        obs, env_state, rewards, terminated, truncated, next_obs = step(env_keys, world["env_state"], actions)
+        obs, env_state, rewards, terminated, truncated, next_obs = step(env_drawn, world["env_state"], actions)
         row, transition = added // num_envs % rows, (world["obs"], actions, rewards, next_obs, terminated)
         buffer = jax.tree.map(lambda column, x: column.at[row].set(x), buffer, transition)
         is_over, total, length = terminated | truncated, world["episode_return"] + rewards, world["episode_length"] + 1
@@ -172,25 +181,28 @@ def make_program(args, envs):
         updates, opt_state = optimizer.update(grads, agent["opt_state"])
         return agent | dict(params=optax.apply_updates(agent["params"], updates), opt_state=opt_state), losses
 
-    def iterate(run, _):
-        agent, state = run["agent"], (run["world"], run["buffer"], run["added"], run["global_step"])
-        key, chance_key, choice_key, env_key, batch_key = jax.random.split(run["key"], 5)
-        chances = jax.random.uniform(chance_key, (num_steps, num_envs))
-        choices = jax.random.randint(choice_key, (num_steps, num_envs), 0, num_actions)
-        drawn = chances, choices, jax.random.split(env_key, (num_steps, num_envs))
-        (world, buffer, added, global_step), episodes = jax.lax.scan(partial(act, agent["params"]), state, drawn)
-
-        filled = jnp.minimum(added, rows * num_envs)
-        batches = jax.random.randint(batch_key, (num_updates, args.batch_size), 0, filled)  # [dqn 2]
+    def iterate(run, drawn):
+        (act_drawn, numbers), agent = drawn, run["agent"]
+        state = run["world"], run["buffer"], run["added"], run["global_step"]
+        (world, buffer, added, global_step), episodes = jax.lax.scan(partial(act, agent["params"]), state, act_drawn)
+        batches = numbers % jnp.minimum(added, rows * num_envs).astype(jnp.uint32)  # [dqn 2]
         is_learning = added >= args.learning_starts  # a buffer that was not kept fills up again first
         skip = lambda agent, batches: (agent, (jnp.zeros(num_updates), jnp.zeros(num_updates)))  # noqa: E731
         agent, losses = jax.lax.cond(is_learning, partial(jax.lax.scan, partial(learn, buffer)), skip, agent, batches)
         is_due = is_learning & (global_step % args.target_network_frequency < num_steps * num_envs)
         target_params = optax.incremental_update(agent["params"], agent["target_params"], args.tau * is_due)  # [dqn 6]
-        run = dict(world=world, buffer=buffer, added=added, global_step=global_step, key=key)
+        run |= dict(world=world, buffer=buffer, added=added, global_step=global_step)
         return run | dict(agent=agent | dict(target_params=target_params)), (episodes, losses)
 
-    return init, iterate
+    def train(run, length):
+        """Some iterations. What they draw is drawn before, all at once, which takes hardly longer than for one of them."""
+        key, chance_key, choice_key, env_key, batch_key = jax.random.split(run["key"], 5)
+        steps, numbers = (length, num_steps, num_envs), (length, num_updates, args.batch_size)
+        chances, choices = jax.random.uniform(chance_key, steps), jax.random.randint(choice_key, steps, 0, num_actions)
+        drawn = (chances, choices, draw(env_key, steps)), jax.random.bits(batch_key, numbers)
+        return jax.lax.scan(iterate, run | dict(key=key), drawn)
+
+    return init, train
 
 
 if __name__ == "__main__":
@@ -301,8 +313,8 @@ if __name__ == "__main__":
         envs = gym.wrappers.vector.RecordVideo(envs, str(videos), name_prefix=f"step-{global_step}", record_first_only=True)
 
     # train, from new episodes also after a resume, unless gymnax's state was restored
-    _, iterate = make_program(args, envs)  # which may be recorded now
-    train = jax.jit(lambda run: jax.lax.scan(iterate, run, None, log_interval), donate_argnums=0)
+    _, train = make_program(args, envs)  # which may be recorded now
+    train = jax.jit(partial(train, length=log_interval), donate_argnums=0)
     loop_start, start_step = time.time(), global_step
     progress = tqdm(initial=global_step, total=num_iterations // log_interval * call_steps, unit="step", unit_scale=True)
     for iteration in range(global_step // call_steps, num_iterations // log_interval):

@@ -24,9 +24,9 @@ def train(algorithm, env_id, num_seeds, **flags):
     ours = runpy.run_path(str(HERE.parent / "cleanrl" / f"{algorithm}.py"))
     args = ours["Args"](env_id=env_id, gymnax=True, **flags)
     envs = ours["make_envs"](args, args.num_envs, None, gym.vector.AutoresetMode.DISABLED)
-    init, iterate = ours["make_program"](args, envs)
+    init, train = ours["make_program"](args, envs)
     runs = jax.vmap(lambda key: init(key, 0))(jnp.stack([jax.random.PRNGKey(seed) for seed in range(1, num_seeds + 1)]))
-    program = jax.jit(jax.vmap(lambda run: jax.lax.scan(iterate, run, None, 100)), donate_argnums=0)
+    program = jax.jit(jax.vmap(lambda run: train(run, 100)), donate_argnums=0)
     returns = [[] for _ in range(num_seeds)]
     for _ in range(args.total_timesteps // (100 * max(args.num_envs, args.train_frequency))):
         runs, ((is_over, totals, _), _) = program(runs)
