@@ -48,14 +48,15 @@ PEERS = {
 }
 # beside those of the command line, for ours and so for its peers: with few steps at the start, short runs learn too
 FLAGS = {name: ["--env-id", "HalfCheetah-v4", "--learning-starts", 100] for name in PEERS if name.startswith(("td3", "sac"))}
-FLAGS["ppo_jax"] = ["--checkpoint-interval", 16]  # one with each call of the program: in between, logs are a call late
-TIMESTEPS = {"ppo_jax": 30 * 16 * 512}  # 30 whole calls: a shorter one at the end would be compiled while the clock runs
+FLAGS["ppo_jax"] = ["--checkpoint-interval", 96]  # every six calls of the program: only then logs are not a call late
+TIMESTEPS = {"ppo_jax": 30 * 16 * 512}  # 30 whole calls, the warm-up 6: a shorter one would be compiled while the clock runs
 WARM_UP = 0.2  # share of the steps that does not count
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = ROOT / "cleanrl_utils" / "speed_peers"
 ONE_CPU_THREAD = {
     **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
-    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
+    "NPROC": "1",  # the threads that XLA runs operations in beside each other
     "JAX_CPU_ENABLE_ASYNC_DISPATCH": "0",  # computing in the thread that asks is also the faster way for SBX
     "JAX_PLATFORMS": "cpu",
     "CUDA_VISIBLE_DEVICES": "",

@@ -75,19 +75,26 @@ def test_one_of_our_own_files_can_be_a_peer(monkeypatch, capsys, tmp_path):
     assert re.search(r"^cleanrl/dqn.py .* times as fast", capsys.readouterr().out, re.M)
 
 
+def test_the_clock_of_ppo_jax_is_read_when_its_logs_are_not_late():
+    """They are on time at checkpoints: one ends the warm-up, and all calls of the program have the same length."""
+    (_, interval), timesteps = speed.FLAGS["ppo_jax"], speed.TIMESTEPS["ppo_jax"]
+    assert timesteps % (16 * 512) == 0 and interval % 16 == 0
+    assert round(speed.WARM_UP * timesteps) % (interval * 512) == 0
+
+
 @pytest.mark.slow
 @needs_uv
 def test_programs_of_one_call(monkeypatch, capsys, tmp_path):
     """ppo_jax logs 16 iterations at once, from the second call on: only the last of them says what was done by then."""
-    assert speed.TIMESTEPS["ppo_jax"] % (16 * 512) == 0, "the last call would be compiled anew"
-    monkeypatch.setitem(speed.TIMESTEPS, "ppo_jax", 5 * 16 * 512)
+    monkeypatch.setitem(speed.TIMESTEPS, "ppo_jax", 10 * 16 * 512)
+    monkeypatch.setitem(speed.FLAGS, "ppo_jax", ["--checkpoint-interval", 32])
     speed.main(speed.Args("ppo_jax", rounds=1, peers=("rejax",), json=tmp_path / "speed.json"))
     raw = json.loads((tmp_path / "speed.json").read_text())
     (figures,) = raw["rounds"]
-    assert figures["ours"]["steps"] == 3 * 16 * 512 and figures["rejax"]["steps"] == 5 * 16 * 512  # of its second call
+    assert figures["ours"]["steps"] == 8 * 16 * 512 and figures["rejax"]["steps"] == 10 * 16 * 512  # of its second call
     assert raw["versions"]["rejax"]["jax"] == raw["versions"]["ours"]["jax"]
     assert figures["ours"]["seconds"] < 3 * figures["rejax"]["seconds"] < 60, "compilation was measured"
-    assert re.search(r"^40,960 steps a run.*^rejax .* times as fast", capsys.readouterr().out, re.M | re.S)
+    assert re.search(r"^81,920 steps a run.*^rejax .* times as fast", capsys.readouterr().out, re.M | re.S)
 
 
 def test_medians_of_the_ratios_round_by_round(capsys):
