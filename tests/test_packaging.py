@@ -140,12 +140,13 @@ def test_workflow_keeps_our_promises():
 
 @pytest.mark.parametrize("file", ALGORITHMS, ids=lambda file: file.stem)
 def test_file_lengths(file):
-    """The lengths of the public twins, and 40 lines more for those that import what ours hold, 40 again where that is a replay
-    buffer and wrappers; 20 for recording, for pools, and for environments of two kinds; 5 for --checkpoint-buffer, 12 for
-    drawing the random numbers of many steps, resets included, at once. Three that have no twin take less than 350 lines, CrossQ 36 more for its normalization. ppo_jax.py, whose twin is a program for other
-    environments, has the logs and the command line of many runs at once besides; its sibling with a memory has 20 lines more
-    for that, the one for continuous actions, in 103 more, normalizers, its environments in Gymnasium's form and forces
-    that are added up in a fixed order, and the one for pixels, in 40 more, that form, and frames and lives."""
+    """The lengths of the public twins, and 40 lines more for those that import what ours hold, 40 again where that is a
+    replay buffer and wrappers; 20 for recording, for pools, and for environments of two kinds; 5 for --checkpoint-buffer, 12
+    for drawing the random numbers of many steps, resets included, at once. Three that have no twin take less than 350 lines,
+    CrossQ 36 more for its normalization. ppo_jax.py, whose twin is a program for other environments, has the logs and the
+    command line of many runs at once besides; its sibling with a memory has 20 lines more for that, the one for continuous
+    actions, in 103 more, normalizers, its environments in Gymnasium's form and forces that are added up in a fixed order, and
+    the one for pixels, in 40 more, that form, and frames and lives."""
     twins = {"ppo": 280, "ppo_atari": 329, "ppo_atari_envpool": 344 + 20, "ppo_atari_lstm": 375, "ppo_continuous_action": 353}
     twins |= {"ppo_continuous_lstm": 353, "ppo_multidiscrete": 320, "rpo_continuous_action": 332}
     twins |= {"dqn": 248 + 5, "c51": 279 + 5, "dqn_atari": 271 + 40 + 20 + 5, "c51_atari": 302 + 40 + 5}
