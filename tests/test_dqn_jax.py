@@ -222,6 +222,12 @@ def follow_updates(file, monkeypatch, reference_loss, eps, *flags):
         np.testing.assert_allclose(got, wanted, atol=1e-6, rtol=1e-3)
     for got, was, wanted in zip(leaves(run["agent"]["params"]), old, jax.tree.leaves(params), strict=True):
         np.testing.assert_allclose(got - was, wanted.detach().numpy() - was, atol=5e-5)
+    for _ in range(3):  # 44 steps now, of which the buffer holds 40
+        before, (run, (_, (losses, _))) = run, program(run)
+    rows = (32 * 1_000_001 + np.arange(16)) % 40
+    batch = [column.reshape(40, *column.shape[2:])[rows] for column in run["buffer"]]
+    loss, _ = reference_loss(names, tensors(before["agent"]["params"]), tensors(shaken), batch)
+    assert losses[0, 0] == pytest.approx(loss.item(), rel=1e-4), "what is drawn from are the steps that the buffer holds"
     return 1 + update
 
 
