@@ -25,6 +25,7 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from importlib.metadata import distributions
@@ -100,33 +101,40 @@ def make_envs(args, num_envs, render_mode=None):
     return gym.make_vec(env_id, num_envs, "sync", wrappers=statistics, render_mode=render_mode)
 
 
+def sum_of_products(x, kernel, *_, **__):
+    """A matrix product, written out: of few rows, a GPU does it and what is around it in one kernel."""
+    return (x[..., None] * kernel).sum(-2)
+
+
 class Network(nn.Module):
     out_dim: int
     gain: float
+    product: Callable = jax.lax.dot_general
 
     @nn.compact
     def __call__(self, obs):
-        dense = partial(nn.Dense, kernel_init=orthogonal(2**0.5))  # [core 2]
+        dense = partial(nn.Dense, kernel_init=orthogonal(2**0.5), dot_general=self.product)  # [core 2]
         if obs.ndim == 4:  # images: a 3x3 convolution, as the matrix product that it is: many times as fast on a CPU
             obs = jnp.concatenate([obs[:, i : i - 2 or None, j : j - 2 or None] for i in range(3) for j in range(3)], -1)
             hidden = nn.relu(dense(128)(nn.relu(dense(16)(obs)).reshape(len(obs), -1)))
         else:
             hidden = nn.tanh(dense(64)(nn.tanh(dense(64)(obs.reshape(len(obs), -1)))))
-        return nn.Dense(self.out_dim, kernel_init=orthogonal(self.gain))(hidden)
+        return nn.Dense(self.out_dim, kernel_init=orthogonal(self.gain), dot_general=self.product)(hidden)
 
 
 class Agent(nn.Module):
     num_actions: int
+    product: Callable = jax.lax.dot_general
 
     def setup(self):
-        self.actor = Network(self.num_actions, gain=0.01)  # [core 13] two networks, nothing shared
-        self.critic = Network(1, gain=1.0)
+        self.actor = Network(self.num_actions, gain=0.01, product=self.product)  # [core 13] two networks, nothing shared
+        self.critic = Network(1, gain=1.0, product=self.product)
 
     def __call__(self, obs):
-        return self.policy(obs), self.value(obs)
+        return nn.log_softmax(self.policy(obs)), self.value(obs)
 
     def policy(self, obs):
-        return nn.log_softmax(self.actor(obs))
+        return self.actor(obs)  # logits
 
     def value(self, obs):
         return self.critic(obs).squeeze(-1)
@@ -141,10 +149,15 @@ def load_policy(checkpoint, envs):
     return lambda obs, is_last: np.asarray(jax.random.categorical(next(keys), policy(obs))) + first_action
 
 
-def make_program(args):
-    """The functions of a run: init(key) -> run, all that changes while it goes on; iterate(floats, run, _) -> run, logs."""
+def make_program(args, num_runs=1, on_gpu=False):
+    """The functions of a run: init(key) -> run, all that changes while it goes on; iterate(floats, run, _) -> run, logs.
+
+    A GPU waits for the start of every kernel, so they are made few there, where it can be done without another result.
+    """
     env, env_params = gymnax.make(args.env_id.split(":")[-1])
     agent, num_actions = Agent(env.num_actions), env.num_actions
+    is_small = on_gpu and num_runs * args.num_envs <= 2**10 and len(env.observation_space(env_params).shape) < 3
+    acting = Agent(num_actions, sum_of_products) if is_small else agent
     batch_size, num_updates = args.num_envs * args.num_steps, args.update_epochs * args.num_minibatches
     num_iterations = args.total_timesteps // batch_size
 
@@ -162,20 +175,22 @@ def make_program(args):
         agent_state = dict(params=params, opt_state=optimizer.init(ravel_pytree(params)[0]))
         return dict(agent=agent_state, world=world, key=key, global_step=jnp.zeros((), dtype=jnp.int32))
 
+    def choose(is_over, new, old):
+        return jnp.where(is_over.reshape(*is_over.shape, *[1] * (old.ndim - is_over.ndim)), new, old)
+
     def act(params, world, drawn):
         """One step of all environments. Those that end start anew from the state that was drawn for that case."""
         noise, env_keys, fresh = drawn
-        log_probs = agent.apply(params, world["obs"], method="policy")
-        actions = (log_probs + noise).argmax(-1)  # a sample, since the noise is Gumbel's
+        logits = acting.apply(params, world["obs"], method="policy")
+        actions = (logits + noise).argmax(-1)  # a sample, since the noise is Gumbel's
         stepped = jax.vmap(env.step_env, (0, 0, 0, None))(env_keys, world["env_state"], actions, env_params)
         next_obs, env_state, rewards, terminated, _ = stepped
         is_over = terminated | jax.vmap(env.is_truncated, (0, None))(env_state, env_params)
-        choose = lambda new, old: jnp.where(is_over.reshape(-1, *[1] * (old.ndim - 1)), new, old)  # noqa: E731
-        obs, env_state = jax.tree.map(choose, fresh, (next_obs, env_state))
+        obs, env_state = jax.tree.map(partial(choose, is_over), fresh, (next_obs, env_state))
         total, length = world["episode_return"] + rewards, world["episode_length"] + 1
-        logprobs = jnp.take_along_axis(log_probs, actions[:, None], 1).squeeze(1)
-        row = world["obs"], actions, logprobs, rewards, terminated, next_obs, (is_over, total, length)
-        return dict(env_state=env_state, obs=obs, episode_return=total * ~is_over, episode_length=length * ~is_over), row
+        small = jnp.stack([actions, rewards, terminated, is_over, total, length], dtype=jnp.float32)  # one array to store
+        world = dict(env_state=env_state, obs=obs, episode_return=total * ~is_over, episode_length=length * ~is_over)
+        return world, (logits, next_obs, small)
 
     def estimate(floats, params, obs, next_obs, rewards, terminated, is_over):
         """Advantages [core 5]: a truncated episode is bootstrapped from its last observation, a terminated one is not."""
@@ -193,7 +208,7 @@ def make_program(args):
     def loss(params, floats, minibatch):
         obs, actions, logprobs, values, advantages, returns = minibatch
         log_probs, value = agent.apply(params, obs)
-        logratio = jnp.take_along_axis(log_probs, actions[:, None], 1).squeeze(1) - logprobs
+        logratio = (log_probs * nn.one_hot(actions, num_actions)).sum(1) - logprobs
         ratio, clip_coef = jnp.exp(logratio), floats["clip_coef"]
         if args.norm_adv:  # [core 7]
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
@@ -217,9 +232,13 @@ def make_program(args):
         fresh = jax.vmap(env.reset_env, (0, None))(jax.random.split(reset_key, batch_size), env_params)
         fresh = jax.tree.map(lambda x: x.reshape(*rows, *x.shape[1:]), fresh)
         drawn = jax.random.gumbel(noise_key, (*rows, num_actions)), jax.random.split(step_key, rows), fresh
-        world, rollout = jax.lax.scan(partial(act, params), run["world"], drawn)
-        obs, actions, logprobs, rewards, terminated, next_obs, episodes = rollout
-        values, advantages = estimate(floats, params, obs, next_obs, rewards, terminated, episodes[0])
+        act_once, unroll = partial(act, params), 16 if is_small else 1
+        world, (logits, next_obs, small) = jax.lax.scan(act_once, run["world"], drawn, unroll=unroll)
+        actions, rewards, terminated, is_over, *totals = jnp.moveaxis(small, 1, 0)
+        actions, terminated, is_over = actions.astype(jnp.int32), terminated > 0, is_over > 0
+        obs = jnp.concatenate([run["world"]["obs"][None], choose(is_over, fresh[0], next_obs)[:-1]])
+        logprobs = (nn.log_softmax(logits) * nn.one_hot(actions, num_actions)).sum(-1)
+        values, advantages = estimate(floats, params, obs, next_obs, rewards, terminated, is_over)
 
         # learn from minibatches of rows in a new order each epoch [core 6]: random numbers are sorted, the last bits say whose
         returns, row_bits = advantages + values, (batch_size - 1).bit_length()
@@ -229,17 +248,23 @@ def make_program(args):
         batch = jax.tree.map(lambda x: x.reshape(batch_size, *x.shape[2:])[orders.reshape(num_updates, -1)], batch)
         optimizer, learning_rate = make_optimizer(floats, run["global_step"] // batch_size)
         flat, unravel = ravel_pytree(params)  # Adam is faster on one long vector
+        state, as_params = (flat, run["agent"]["opt_state"]), unravel
+        if on_gpu and not is_small:  # where it is slower
+            state, as_params = jax.tree.map(lambda x: unravel(x) if x.ndim else x, state), lambda x: x
 
         def learn(state, minibatch):
-            grads, losses = jax.grad(lambda flat: loss(unravel(flat), floats, minibatch), has_aux=True)(state[0])
+            grads, losses = jax.grad(lambda x: loss(as_params(x), floats, minibatch), has_aux=True)(state[0])
             updates, opt_state = optimizer.update(grads, state[1])
-            return (state[0] + updates, opt_state), losses
+            return (optax.apply_updates(state[0], updates), opt_state), losses
 
-        (flat, opt_state), losses = jax.lax.scan(learn, (flat, run["agent"]["opt_state"]), batch)
+        state, losses = jax.lax.scan(learn, state, batch, unroll=4 if is_small else 1)
+        is_tree = lambda x: isinstance(x, dict)  # noqa: E731
+        flat, opt_state = jax.tree.map(lambda x: ravel_pytree(x)[0] if is_tree(x) else x, state, is_leaf=is_tree)
         agent_state = dict(params=unravel(flat), opt_state=opt_state)
         metrics = {f"losses/{name}": x[-1] for name, x in losses.items()} | {"losses/clipfrac": losses["clipfrac"].mean()}
         metrics |= {"losses/explained_variance": 1 - advantages.var() / returns.var(), "charts/learning_rate": learning_rate}
-        return dict(agent=agent_state, world=world, key=key, global_step=run["global_step"] + batch_size), (metrics, episodes)
+        logs = metrics, (is_over, *totals)
+        return dict(agent=agent_state, world=world, key=key, global_step=run["global_step"] + batch_size), logs
 
     return init, iterate
 
@@ -347,7 +372,7 @@ if __name__ == "__main__":
     jax.config.update("jax_default_device", device)
     batch_size, iteration = args.num_envs * args.num_steps, 0
     num_iterations = args.total_timesteps // batch_size
-    init, iterate = make_program(args)
+    init, iterate = make_program(args, len(all_args), device.platform == "gpu")
     floats = {name: jnp.array([getattr(run, name) for run in all_args]) for name in FLOATS}
     keys = jnp.stack([jax.random.PRNGKey(run.seed) for run in all_args])
     init_all = partial(jax.lax.map, init)  # one after the other: on few cores, XLA's QR of a batch of matrices may never end

@@ -37,12 +37,12 @@ def file():
     return FILES["ppo_jax"]
 
 
-def begin(file, *flags):
-    """The names of a file, a run that has not begun, and a function that takes one an iteration further."""
+def begin(file, *flags, form=()):
+    """The arguments of a run that has not begun, the run, and a function that takes it an iteration further."""
     names = runpy.run_path(str(file))
     with mock.patch.object(sys, "argv", [str(file), *map(str, flags)]):
         args = names["tyro"].cli(names["Args"])
-    init, iterate = names["make_program"](args)
+    init, iterate = names["make_program"](args, *form)
     floats = {name: jnp.float32(getattr(args, name)) for name in names["FLOATS"]}
     run = compiled_quickly(lambda: jax.device_get(jax.jit(init)(jax.random.PRNGKey(args.seed))))
     program = jax.jit(lambda run: iterate(floats, run, None))
@@ -169,9 +169,9 @@ WATCHED = (*WATCHED, "--gae-lambda", 0.7, "--clip-coef", 0.05, "--vf-coef", 0.7,
 
 
 @functools.cache
-def watch(file, *flags):
+def watch(file, *flags, form=()):
     """The states of a run before, between and after two iterations, with what each iteration logged."""
-    args, run, program = begin(file, *WATCHED, *flags)
+    args, run, program = begin(file, *WATCHED, *flags, form=form)
     states, logs = [run], []
     for _ in range(2):
         run, log = program(run)
@@ -254,6 +254,17 @@ def test_core_3_to_12_an_iteration_is_that_of_ppo(file, tmp_path, flags):
         for got, wanted in zip(leaves(after["agent"]["params"]), jax.tree.leaves(params), strict=True):
             np.testing.assert_allclose(got, wanted.detach().numpy(), atol=1e-5)
     assert expected["charts/learning_rate"] == pytest.approx(0.004 if flags else 0.003)
+
+
+@pytest.mark.parametrize("num_runs", [1, 1000], ids=["few rows", "many rows"])
+def test_what_a_gpu_runs_comes_to_the_same(file, tmp_path, num_runs):
+    """Unrolled loops and sums of products where there are few rows, Adam on the tree of weights where there are many."""
+    _, states, logs = watch(file)
+    _, gpu_states, gpu_logs = watch(file, form=(num_runs, True))
+    assert jax.tree.structure(states) == jax.tree.structure(gpu_states), "a checkpoint of one is one of the other"
+    for got, wanted in zip(leaves((gpu_states, gpu_logs)), leaves((states, logs)), strict=True):
+        np.testing.assert_allclose(got, wanted, atol=1e-5, rtol=1e-4)
+    assert not same(states[-1]["agent"], gpu_states[-1]["agent"]), "not the same program"
 
 
 # known answers
