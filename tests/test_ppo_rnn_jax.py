@@ -30,11 +30,12 @@ def file():
 
 
 def test_differs_from_ppo_jax_in_what_a_memory_needs(file, tmp_path):
-    """siblings.toml lists what both have unlike all others; all that is not named here is the same in both."""
+    """siblings.toml lists what both have unlike all others; all that is not named here is the same in both. To "seed, build,
+    restore", ppo_jax.py's program is told of how many runs it is, and whether on a GPU, for which it has forms of its own."""
     found = {name for name, _, _ in find_differences([FILES["ppo_jax"], file])}
     flags = {f"Args.{flag}" for flag in ("log_interval", "env_id", "num_envs", "num_steps", "num_minibatches")}
     checked = "check that the numbers fit together and the file fits the environment"
-    assert found == {"Network", "Agent", "load_policy", "make_program", checked} | flags
+    assert found == {"Network", "Agent", "load_policy", "make_program", "seed", checked} | flags
 
 
 # an iteration, written anew: environments and agent one step at a time, PyTorch's GRU, autograd and Adam
