@@ -93,7 +93,7 @@ def table(algorithm):
         goals = {seed: run["args"]["total_timesteps"] for seed, run in told.items() if "steps" in run}
         stopped = {seed: told[seed]["steps"] for seed, goal in goals.items() if told[seed]["steps"] < 0.99 * goal}
         words = {seed: f"the first {steps / 1e6:.2f}M of {goals[seed] / 1e6:g}M steps" for seed, steps in stopped.items()}
-        if len(stopped) == len(runs):  # none was finished: told is how far the one came that got least far
+        if len(stopped) == len(runs) and max(stopped.values()) < 1.1 * min(stopped.values()):  # cut off together: said once
             env_id, words = f"{env_id}, {words[min(stopped, key=stopped.get)]}", {}
         each = zip(runs, finals, strict=True)
         seeds = ", ".join(f"{final:.1f}" + (f" ({words[seed]})" if seed in words else "") for seed, final in each)

@@ -95,6 +95,10 @@ def test_report_counts_the_last_hundred_episodes(results):
     assert row in report.table("ppo"), "who was cut off is named"
     told["CartPole-v1__2"]["steps"] = 4e5
     (folder / "ppo" / "runs.json").write_text(json.dumps(told))
+    row = "| CartPole-v1 | 15.00 ± 5.00 | 10.0 (the first 0.30M of 0.5M steps), 20.0 (the first 0.40M of 0.5M steps) |"
+    assert row in report.table("ppo"), "none came to the end, one much further than the other"
+    told["CartPole-v1__2"]["steps"] = 3.2e5
+    (folder / "ppo" / "runs.json").write_text(json.dumps(told))
     assert "| CartPole-v1, the first 0.30M of 0.5M steps | 15.00 ± 5.00 | 10.0, 20.0 |" in report.table("ppo")
     report.plot("ppo", folder / "ppo.png")
     assert (folder / "ppo.png").stat().st_size > 10_000
