@@ -2,12 +2,15 @@
 
     python -m cleanrl_utils.speed ppo
     python -m cleanrl_utils.speed ppo --rounds 3 --peers sb3 --json speed.json
+    python -m cleanrl_utils.speed ppo --peers sb3 --side-by-side   # where the machine's speed comes and goes
 
 Everything runs on the CPU, in one thread, one program after the other, round by round, so that a machine that slows down
-slows them all. Only the last 80% of each run count: imports, compilation and the first steps do not. Our file runs as it
-is; the settings are its defaults, but for those in FLAGS, and the peers get them from its run.json. Each peer has an
-environment of its own, made by uv, in which PyTorch and the other packages named below have their versions of
-constraints.txt. All but rejax log to TensorBoard, as ours does; rejax trains in one call, so its second one is measured.
+slows them all; with --side-by-side ours and one peer run at the same time, on a core each, swapped from round to round, and
+what counts is the time in which both are at work. Only the last 80% of each run count: imports, compilation and the first
+steps do not. Our file runs as it is; the settings are its defaults, but for those in FLAGS, and the peers get them from its
+run.json. Each peer has an environment of its own, made by uv, in which PyTorch and the other packages named below have their
+versions of constraints.txt. All but rejax log to TensorBoard, as ours does; rejax trains in one call, so its second one is
+measured.
 Steps are counted as each program counts them: after an episode ours spends one on the reset (ppo_jax and dqn_jax do not),
 the peers none.
 """
@@ -19,6 +22,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -69,32 +74,35 @@ class Args:
     rounds: int = 5  # how often each program runs
     total_timesteps: int | None = None  # steps of each run, the last 80% of them measured (51,200, ppo_jax 245,760)
     peers: tuple[str, ...] | None = None  # whom to compare with, such as sb3 (all there are if not given)
+    side_by_side: bool = False  # ours and one peer at the same time, on two cores
     json: Path | None = None  # file for the figures of every round, with versions
 
 
-def measure(marks):
-    """The steps, and their seconds, from the end of the warm-up to the last of the (steps done, time) pairs."""
-    last_step, last_time = marks[-1]
-    first_step, first_time = next(mark for mark in marks if mark[0] >= WARM_UP * last_step)
-    if first_step == last_step:
+def measure(marks, beside=()):
+    """The steps, and their seconds, from the end of the warm-up to the last of the (steps done, time) pairs; where a program
+    ran beside it, only while that was past its warm-up and not yet done."""
+    for others in filter(None, (marks, beside)):
+        first_time = next(when for step, when in others if step >= WARM_UP * others[-1][0])
+        marks = [(step, when) for step, when in marks if first_time <= when <= others[-1][1]]
+    if len(marks) < 2 or marks[0][0] == marks[-1][0]:
         raise SystemExit("total_timesteps is too small: nothing is left to measure after the warm-up")
-    return {"steps": last_step - first_step, "seconds": last_time - first_time}
+    return {"steps": marks[-1][0] - marks[0][0], "seconds": marks[-1][1] - marks[0][1]}
 
 
-def run(program, command, folder):
+def run(program, command, folder, core=None):
     find_links = {"UV_FIND_LINKS": os.environ["PIP_FIND_LINKS"]} if "PIP_FIND_LINKS" in os.environ else {}
-    done = subprocess.run(
-        list(map(str, command)), cwd=folder, env=os.environ | ONE_CPU_THREAD | find_links, capture_output=True, text=True
-    )
+    command = list(map(str, command if core is None else ["taskset", "--cpu-list", core, *command]))
+    environment = os.environ | ONE_CPU_THREAD | find_links
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     if done.returncode:
         why = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise SystemExit(f"{program} failed: {why[-1].strip()}")
     return done.stdout.strip().splitlines()[-1]
 
 
-def run_ours(file, flags, folder):
+def run_ours(file, flags, folder, core=None):
     Path(folder).mkdir(exist_ok=True)
-    run("ours", [sys.executable, file, *flags], folder)
+    run("ours", [sys.executable, file, *flags], folder, core)
     (run_folder,) = Path(folder, "runs").iterdir()
     about = json.loads((run_folder / "run.json").read_text())
     events = EventAccumulator(str(run_folder), size_guidance={"scalars": 0}).Reload().Scalars("charts/SPS")
@@ -132,6 +140,10 @@ def main(args):
     peers = tuple(all_peers) if args.peers is None else args.peers
     if unknown := set(peers) - set(all_peers):
         raise SystemExit(f"unknown peer {', '.join(sorted(unknown))}: {args.algorithm} has {', '.join(all_peers)}")
+    if args.side_by_side and len(peers) != 1:
+        raise SystemExit(f"--side-by-side is for one peer: add --peers with one of {', '.join(all_peers)}")
+    if args.side_by_side and not (shutil.which("taskset") and len(os.sched_getaffinity(0)) > 1):
+        raise SystemExit("--side-by-side needs Linux and two cores")
     if args.rounds < 1:
         raise SystemExit("rounds must be at least 1")
     if args.json and (args.json.is_dir() or not os.access(args.json.resolve().parent, os.W_OK)):
@@ -143,21 +155,30 @@ def main(args):
     rounds, versions = [], {}
     timesteps = TIMESTEPS.get(args.algorithm, 51_200) if args.total_timesteps is None else args.total_timesteps
     for seed in range(1, args.rounds + 1):
-        with tempfile.TemporaryDirectory() as folder:  # so that no run folder lands where the user is
+        cores = (None, None) if not args.side_by_side else sorted(os.sched_getaffinity(0))[:2][:: (-1) ** seed]
+        # a folder of its own, so that no run lands where the user is
+        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:
             flags = ["--seed", seed, "--total-timesteps", timesteps, *FLAGS.get(args.algorithm, [])]
-            about, marks = run_ours(file, flags, folder)
-            settings = json.dumps(about["args"])
-            figures, versions["ours"] = {"ours": measure(marks)}, about["packages"]
+            racing = pool.submit(run_ours, file, flags, folder, cores[0])
+            while args.side_by_side and not racing.done() and not list(Path(folder, "runs").glob("*[0-9]/run.json")):
+                time.sleep(0.1)  # the settings are in it, whole from the start
+            if racing.done() or not args.side_by_side:
+                racing.result()  # waits, and says what went wrong
+            (run_folder,) = Path(folder, "runs").iterdir()
+            settings, marks = json.dumps(json.loads((run_folder / "run.json").read_text())["args"]), {}
             for peer in peers:
                 uv_run = [uv, "run", "--quiet", "--no-project", "--isolated", "--python", sys.executable]
                 _, program, packages = all_peers[peer]
                 if not program.endswith(".py"):
-                    _, marks = run_ours(file.with_stem(program), flags, Path(folder, peer))
-                    figures[peer] = measure(marks)
+                    _, marks[peer] = run_ours(file.with_stem(program), flags, Path(folder, peer), cores[1])
                     continue
                 command = [*uv_run, *with_packages(packages), "python", PROGRAMS / program, settings]
-                printed = json.loads(run(peer, command, folder))
-                figures[peer], versions[peer] = measure(printed["marks"]), printed["versions"]
+                printed = json.loads(run(peer, command, folder, cores[1]))
+                marks[peer], versions[peer] = printed["marks"], printed["versions"]
+            about, marks["ours"] = racing.result()
+            beside = {"ours": marks[peers[0]], peers[0]: marks["ours"]} if args.side_by_side else {}
+            figures = {program: measure(marks[program], beside.get(program, ())) for program in ("ours", *peers)}
+            versions["ours"] = about["packages"]
             bare = run("bare environments", [sys.executable, PROGRAMS / "bare_envs.py", settings, file], folder)
             figures["bare"] = measure(json.loads(bare)["marks"])
         rounds.append(figures)
@@ -165,7 +186,8 @@ def main(args):
         print(f"round {seed} of {args.rounds}, steps/s: {rates}", file=sys.stderr)
 
     ours = about["args"]
-    print(f"\n{ours['env_id']}, {ours['num_envs']} environments, one CPU thread; medians over rounds: {args.rounds}")
+    how = "one CPU thread" + (" each, at the same time" if args.side_by_side else "")
+    print(f"\n{ours['env_id']}, {ours['num_envs']} environments, {how}; medians over rounds: {args.rounds}")
     print(f"{timesteps:,} steps a run, of which the first {WARM_UP:.0%} do not count\n")
     peer_names = {peer: all_peers[peer][0] for peer in peers}
     print_table({"ours": f"cleanrl/{file.name}", **peer_names, "bare": "bare environments"}, rounds)

@@ -1,6 +1,7 @@
 """cleanrl_utils.speed measures for real: our file, a peer and the bare environments, in a table that fits its raw figures."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -30,6 +31,15 @@ def test_warm_up_is_left_out():
 def test_nothing_left_after_the_warm_up():
     with pytest.raises(SystemExit, match="too small"):
         speed.measure([(512, 3.0)])
+
+
+def test_side_by_side_only_the_time_of_both_counts():
+    """Past the warm-up of both, and before the first is done."""
+    ours, theirs = [(10 * i, 100.0 + i) for i in range(11)], [(10 * i, 104.0 + 2 * i) for i in range(11)]
+    assert speed.measure(ours, theirs) == {"steps": 20, "seconds": 2.0}, "from 108, where they are past 20%, to 110"
+    assert speed.measure(theirs, ours) == {"steps": 10, "seconds": 2.0}
+    with pytest.raises(SystemExit, match="too small"):
+        speed.measure(ours, [(step, when + 7) for step, when in theirs])
 
 
 def test_packages_come_from_the_constraints():
@@ -64,6 +74,29 @@ def test_table_and_raw_figures(tmp_path):
         assert rows[name][-1] == f"{rates[program] / rates['bare']:.1%}"
     assert rows["Stable-Baselines3"][2] == f"{rates['ours'] / rates['sb3']:.2f} times as fast"
     assert "SBX" not in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("taskset") or len(os.sched_getaffinity(0)) < 2, reason="needs Linux and two cores")
+def test_side_by_side(monkeypatch, capsys, tmp_path):
+    """Both at once, each on a core of its own, and on the other's in the next round."""
+    commands, subprocess_run = [], subprocess.run
+
+    def record(command, **settings):
+        commands.append(command)
+        return subprocess_run(command, **settings)
+
+    monkeypatch.setattr(speed.subprocess, "run", record)
+    monkeypatch.setitem(speed.PEERS["ppo"], "again", ("cleanrl/ppo.py", "ppo", ""))
+    flags = dict(rounds=2, total_timesteps=81_920, peers=("again",), side_by_side=True, json=tmp_path / "speed.json")
+    speed.main(speed.Args("ppo", **flags))
+    first, second = map(str, sorted(os.sched_getaffinity(0))[:2])
+    assert [command[2] for command in commands if command[0] == "taskset"] == [second, first, first, second]
+    for figures in json.loads((tmp_path / "speed.json").read_text())["rounds"]:
+        assert figures["again"]["steps"] < 0.8 * 81_920, "it was begun later, and was not done when ours was"
+        assert figures["ours"]["seconds"] == pytest.approx(figures["again"]["seconds"], rel=0.2), "the same seconds"
+        assert figures["ours"]["steps"] == pytest.approx(figures["again"]["steps"], rel=0.5)
+    assert "one CPU thread each, at the same time" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -118,6 +151,7 @@ def test_unknown_algorithm_is_one_line():
     "flags, line",
     [
         (dict(peers=("sb3", "sb4")), "unknown peer sb4: ppo has sb3, sbx"),
+        (dict(side_by_side=True), "--side-by-side is for one peer: add --peers with one of sb3, sbx"),
         (dict(rounds=0), "rounds must be at least 1"),
         (dict(json=Path("no/such/folder/speed.json")), "cannot write no/such/folder/speed.json"),
         (dict(peers=(), total_timesteps=3), "ours failed: .*total_timesteps.*"),  # what our own file says

@@ -15,7 +15,7 @@ actions = [envs.action_space.sample() for _ in range(num_steps)]
 
 marks = []
 for t in range(num_steps):
-    marks.append((t * settings["num_envs"], time.perf_counter()))
+    marks.append((t * settings["num_envs"], time.time()))
     envs.step(actions[t])
-marks.append((num_steps * settings["num_envs"], time.perf_counter()))
+marks.append((num_steps * settings["num_envs"], time.time()))
 print(json.dumps({"marks": marks}))

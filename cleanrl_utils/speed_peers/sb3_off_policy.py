@@ -19,7 +19,7 @@ marks = []
 
 class Clock(BaseCallback):
     def _on_rollout_start(self):
-        marks.append((self.num_timesteps, time.perf_counter()))
+        marks.append((self.num_timesteps, time.time()))
 
     def _on_step(self):
         return True

@@ -22,7 +22,7 @@ if isinstance(envs.action_space, Box):  # as our files for continuous actions do
 
 class Clock(BaseCallback):
     def _on_rollout_start(self):
-        marks.append((self.num_timesteps, time.perf_counter()))
+        marks.append((self.num_timesteps, time.time()))
 
     def _on_step(self):
         return True
