@@ -159,12 +159,12 @@ def main(args):
         # a folder of its own, so that no run lands where the user is
         with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:
             flags = ["--seed", seed, "--total-timesteps", timesteps, *FLAGS.get(args.algorithm, [])]
-            racing = pool.submit(run_ours, file, flags, folder, cores[0])
-            while args.side_by_side and not racing.done() and not list(Path(folder, "runs").glob("*[0-9]/run.json")):
+            racing = pool.submit(run_ours, file, flags, Path(folder, "ours"), cores[0])
+            while args.side_by_side and not racing.done() and not list(Path(folder).glob("ours/runs/*[0-9]/run.json")):
                 time.sleep(0.1)  # the settings are in it, whole from the start
             if racing.done() or not args.side_by_side:
                 racing.result()  # waits, and says what went wrong
-            (run_folder,) = Path(folder, "runs").iterdir()
+            (run_folder,) = Path(folder, "ours", "runs").iterdir()
             settings, marks = json.dumps(json.loads((run_folder / "run.json").read_text())["args"]), {}
             for peer in peers:
                 uv_run = [uv, "run", "--quiet", "--no-project", "--isolated", "--python", sys.executable]

@@ -77,6 +77,7 @@ def test_table_and_raw_figures(tmp_path):
 
 
 @pytest.mark.slow
+@needs_uv
 @pytest.mark.skipif(not shutil.which("taskset") or len(os.sched_getaffinity(0)) < 2, reason="needs Linux and two cores")
 def test_side_by_side(monkeypatch, capsys, tmp_path):
     """Both at once, each on a core of its own, and on the other's in the next round."""
@@ -87,15 +88,13 @@ def test_side_by_side(monkeypatch, capsys, tmp_path):
         return subprocess_run(command, **settings)
 
     monkeypatch.setattr(speed.subprocess, "run", record)
-    monkeypatch.setitem(speed.PEERS["ppo"], "again", ("cleanrl/ppo.py", "ppo", ""))
-    flags = dict(rounds=2, total_timesteps=81_920, peers=("again",), side_by_side=True, json=tmp_path / "speed.json")
+    flags = dict(rounds=2, total_timesteps=163_840, peers=("sb3",), side_by_side=True, json=tmp_path / "speed.json")
     speed.main(speed.Args("ppo", **flags))
     first, second = map(str, sorted(os.sched_getaffinity(0))[:2])
     assert [command[2] for command in commands if command[0] == "taskset"] == [second, first, first, second]
     for figures in json.loads((tmp_path / "speed.json").read_text())["rounds"]:
-        assert figures["again"]["steps"] < 0.8 * 81_920, "it was begun later, and was not done when ours was"
-        assert figures["ours"]["seconds"] == pytest.approx(figures["again"]["seconds"], rel=0.2), "the same seconds"
-        assert figures["ours"]["steps"] == pytest.approx(figures["again"]["steps"], rel=0.5)
+        assert 0 < figures["sb3"]["steps"] < 0.8 * 163_840, "it was begun later, and was not done when ours was"
+        assert figures["ours"]["seconds"] == pytest.approx(figures["sb3"]["seconds"], rel=0.3), "the same seconds"
     assert "one CPU thread each, at the same time" in capsys.readouterr().out
 
 
