@@ -27,6 +27,7 @@ NOT_RUN_HERE = {
     "python -m cleanrl_utils.speed ppo_jax": "as the one above, for longer",
     "python -m cleanrl_utils.speed td3_continuous_action --rounds 2 --total-timesteps 1500": "as the one above, for longer",
     "python -m cleanrl_utils.speed sac_continuous_action --rounds 2 --total-timesteps 1500": "as the one above, for longer",
+    "python -m cleanrl_utils.speed sac_continuous_action --rounds 3 --total-timesteps 2400 --side-by-side": "in test_speed",
     "python -m cleanrl_utils.hub push runs/<run> --hf-entity me": "run by test_hub.test_commands_of_the_docs, with a Hub",
     "python -m cleanrl_utils.hub pull me/CartPole-v1-ppo-seed1": "as the one above",
     "python -m cleanrl_utils.hub pull cleanrl/CartPole-v1-dqn-seed1": "as the one above",
