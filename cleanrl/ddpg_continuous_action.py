@@ -85,7 +85,7 @@ class Actor(nn.Module):
         self.actions = nn.Linear(256, math.prod(envs.single_action_space.shape))
 
     def forward(self, obs):
-        hidden = self.hidden2(self.hidden1(obs).relu_()).relu_()
+        hidden = self.hidden2(self.hidden1(obs).relu()).relu()
         return self.actions(hidden).tanh()
 
 
@@ -98,7 +98,7 @@ class QNetwork(nn.Module):
         self.q_value = nn.Linear(256, 1)
 
     def forward(self, obs, actions):
-        hidden = self.hidden2(self.hidden1(torch.cat([obs, actions], 1)).relu_()).relu_()
+        hidden = self.hidden2(self.hidden1(torch.cat([obs, actions], 1)).relu()).relu()
         return self.q_value(hidden)
 
 

@@ -89,7 +89,7 @@ class Actor(nn.Module):
         self.log_std = nn.Linear(256, math.prod(envs.single_action_space.shape))
 
     def forward(self, obs):
-        hidden = self.hidden2(self.hidden1(obs).relu_()).relu_()
+        hidden = self.hidden2(self.hidden1(obs).relu()).relu()
         return self.mean(hidden), -5 + 3.5 * (1 + self.log_std(hidden).tanh())  # between -5 and 2 [sac 2]
 
 
@@ -114,8 +114,8 @@ class QNetworks(nn.Module):
             self.biases.append(torch.empty(2, 1, out_dim).uniform_(-(in_dim**-0.5), in_dim**-0.5))
 
     def forward(self, obs, actions):
-        hidden1 = torch.baddbmm(self.biases[0], torch.cat([obs, actions], 1).expand(2, -1, -1), self.weights[0]).relu_()
-        hidden2 = torch.baddbmm(self.biases[1], hidden1, self.weights[1]).relu_()
+        hidden1 = torch.baddbmm(self.biases[0], torch.cat([obs, actions], 1).expand(2, -1, -1), self.weights[0]).relu()
+        hidden2 = torch.baddbmm(self.biases[1], hidden1, self.weights[1]).relu()
         return (hidden2 * self.weights[2].mT).sum(2, keepdim=True) + self.biases[2]  # a CPU is slow at matrices of one column
 
 

@@ -87,7 +87,7 @@ class Actor(nn.Module):
         self.actions = nn.Linear(256, math.prod(envs.single_action_space.shape))
 
     def forward(self, obs):
-        hidden = self.hidden2(self.hidden1(obs).relu_()).relu_()
+        hidden = self.hidden2(self.hidden1(obs).relu()).relu()
         return self.actions(hidden).tanh()
 
 
@@ -104,8 +104,8 @@ class QNetworks(nn.Module):
 
     def forward(self, obs, actions, count=2):
         weights, biases = [[x[:count] for x in xs] for xs in (self.weights, self.biases)]
-        hidden1 = torch.baddbmm(biases[0], torch.cat([obs, actions], 1).expand(count, -1, -1), weights[0]).relu_()
-        hidden2 = torch.baddbmm(biases[1], hidden1, weights[1]).relu_()
+        hidden1 = torch.baddbmm(biases[0], torch.cat([obs, actions], 1).expand(count, -1, -1), weights[0]).relu()
+        hidden2 = torch.baddbmm(biases[1], hidden1, weights[1]).relu()
         return (hidden2 * weights[2].mT).sum(2, keepdim=True) + biases[2]  # a CPU is slow at matrices of one column
 
 
