@@ -33,7 +33,9 @@ class Args:
     workers: int = 2  # runs at a time
     num_seeds: int = 5  # seeds of each
     minutes: float = 60  # after which what still runs is stopped; what is finished counts
-    only: tuple[str, ...] = ()  # details to run, such as core_5, with the tasks that they are compared with
+    only: tuple[
+        str, ...
+    ] = ()  # details to run, such as core_5, with the tasks that they are compared with
     total_timesteps: int | None = None  # for a short try: the data then goes to the runs' folder
     folder: Path = Path("runs/ablations")  # for the changed files, the journal and the logs
 
@@ -44,20 +46,30 @@ def variants(only=()):
     found = {}
     for place, task in enumerate(TASKS.values()):
         source = (ROOT / "cleanrl" / f"{task['file']}.py").read_text()
-        source, count = re.subn(r'( env_id: str = )"[^"]+"', rf'\1"{task["env_id"]}"', source)  # the runner takes the default
+        source, count = re.subn(
+            r'( env_id: str = )"[^"]+"', rf'\1"{task["env_id"]}"', source
+        )  # the runner takes the default
         assert count == 1, task
-        mutations = tomllib.loads((ROOT / "tests" / "mutations" / f"{task['file']}.toml").read_text())["mutation"]
+        mutations = tomllib.loads(
+            (ROOT / "tests" / "mutations" / f"{task['file']}.toml").read_text()
+        )["mutation"]
         mine = [a for a in wanted if a["task"] == task["name"]]
         if mine:
             found[f"task_{place}"] = task["name"], source, task["flags"]
         for ablation in mine:
             changed = source
-            named = [m for name in ablation.get("mutations", ()) for m in mutations if m["name"] == name]
+            named = [
+                m for name in ablation.get("mutations", ()) for m in mutations if m["name"] == name
+            ]
             if len(named) != len(ablation.get("mutations", ())):
-                raise SystemExit(f"{ablation['detail']}: tests/mutations/{task['file']}.toml has no such mutation")
+                raise SystemExit(
+                    f"{ablation['detail']}: tests/mutations/{task['file']}.toml has no such mutation"
+                )
             for edit in [*named, *ablation.get("edits", ())]:
                 if changed.count(edit["old"]) != 1:
-                    raise SystemExit(f"{ablation['detail']}: {edit['old']!r} must occur once: the edit is out of date")
+                    raise SystemExit(
+                        f"{ablation['detail']}: {edit['old']!r} must occur once: the edit is out of date"
+                    )
                 changed = changed.replace(edit["old"], edit["new"])
             flags = f"{task['flags']} {ablation.get('flags', '')}".strip()
             found[ablation["detail"].replace(" ", "_")] = task["name"], changed, flags
@@ -71,10 +83,15 @@ def curve(run):
     events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
     flags = json.loads((run / "run.json").read_text())["args"]
     total, tags = flags["total_timesteps"], events.Tags()["scalars"]
-    if "charts/SPS" not in tags or events.Scalars("charts/SPS")[-1].step + flags["num_envs"] * flags["num_steps"] <= total:
+    if (
+        "charts/SPS" not in tags
+        or events.Scalars("charts/SPS")[-1].step + flags["num_envs"] * flags["num_steps"] <= total
+    ):
         return None
     returns = [[] for _ in range(BINS)]
-    for event in events.Scalars("charts/episodic_return") if "charts/episodic_return" in tags else ():
+    for event in (
+        events.Scalars("charts/episodic_return") if "charts/episodic_return" in tags else ()
+    ):
         returns[min(BINS - 1, (event.step - 1) * BINS // total)].append(event.value)
     return [(total * (i + 1) // BINS, len(x), sum(x) / len(x)) for i, x in enumerate(returns) if x]
 
@@ -82,21 +99,37 @@ def curve(run):
 def collect(folder, runs, out):
     """The data of all finished runs; of two with one seed, the later."""
     rows, settings = {}, {}
-    for path in sorted(runs.glob("*__ablation_*/run.json"), key=lambda path: json.loads(path.read_text())["start_time"]):
+    for path in sorted(
+        runs.glob("*__ablation_*/run.json"),
+        key=lambda path: json.loads(path.read_text())["start_time"],
+    ):
         about = json.loads(path.read_text())
         name, seed = about["args"]["exp_name"].removeprefix("ablation_"), about["args"]["seed"]
         points = curve(path.parent)
         if points is not None:
             rows[name, seed] = points
-            told = {"env_id": about["args"]["env_id"], "total_timesteps": about["args"]["total_timesteps"]}
-            packages = {p: about["packages"][p] for p in ("gymnasium", "mujoco", "numpy", "torch") if p in about["packages"]}
-            settings[name] = told | {"commit": about["commit"], "device": about["device"], "packages": packages}
+            told = {
+                "env_id": about["args"]["env_id"],
+                "total_timesteps": about["args"]["total_timesteps"],
+            }
+            packages = {
+                p: about["packages"][p]
+                for p in ("gymnasium", "mujoco", "numpy", "torch")
+                if p in about["packages"]
+            }
+            settings[name] = told | {
+                "commit": about["commit"],
+                "device": about["device"],
+                "packages": packages,
+            }
     out.mkdir(parents=True, exist_ok=True)
     with (out / "curves.csv").open("w", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(["variant", "seed", "step", "episodes", "mean_return"])
         for (name, seed), points in sorted(rows.items()):
-            table.writerows([name, seed, step, count, f"{mean:.6g}"] for step, count, mean in points)
+            table.writerows(
+                [name, seed, step, count, f"{mean:.6g}"] for step, count, mean in points
+            )
     (out / "runs.json").write_text(json.dumps(settings, indent=1, sort_keys=True) + "\n")
     print(f"{len(rows)} finished runs of {len(settings)} variants in {out}")
 
@@ -110,7 +143,10 @@ if __name__ == "__main__":
         (files / f"ablation_{name}.py").write_text(source)
         if args.total_timesteps:
             flags += f" --total-timesteps {args.total_timesteps}"
-        commands += ["--command", f"{shlex.quote(sys.executable)} {files / f'ablation_{name}.py'} {flags} --no-cuda"]
+        commands += [
+            "--command",
+            f"{shlex.quote(sys.executable)} {files / f'ablation_{name}.py'} {flags} --no-cuda",
+        ]
     words = [sys.executable, "-m", "cleanrl_utils.benchmark", "--num-seeds", str(args.num_seeds)]
     words += ["--workers", str(args.workers), "--folder", str(args.folder), *commands]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -120,4 +156,8 @@ if __name__ == "__main__":
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
         runner.send_signal(signal.SIGTERM)  # which a background job hears too
         runner.wait()
-    collect(args.folder, Path("runs"), args.folder if args.total_timesteps else ROOT / "results" / "ablations")
+    collect(
+        args.folder,
+        Path("runs"),
+        args.folder if args.total_timesteps else ROOT / "results" / "ablations",
+    )

@@ -24,7 +24,13 @@ SEGMENTS = (
     "abcdefg",
     "abcdfg",
 )  # of digits
-PLACES = dict(a=(0, slice(0, 3)), b=(slice(0, 3), 2), c=(slice(2, 5), 2), d=(4, slice(0, 3)), e=(slice(2, 5), 0))
+PLACES = dict(
+    a=(0, slice(0, 3)),
+    b=(slice(0, 3), 2),
+    c=(slice(2, 5), 2),
+    d=(4, slice(0, 3)),
+    e=(slice(2, 5), 0),
+)
 PLACES |= dict(f=(slice(0, 3), 0), g=(2, slice(0, 3)))
 
 
@@ -40,7 +46,9 @@ def digits(pattern, size, color):
         points = np.zeros((5, 3, 1), dtype=np.uint8)
         for segment in segments:
             points[PLACES[segment]] = 1
-        pictures[pattern.format(digit)] = points.repeat(size[1], 0).repeat(size[0], 1) * np.uint8([*color, 255])
+        pictures[pattern.format(digit)] = points.repeat(size[1], 0).repeat(size[0], 1) * np.uint8(
+            [*color, 255]
+        )
     return pictures
 
 
@@ -60,7 +68,10 @@ def draw_breakout():
     background[game.WALL_TOP_Y :, :, :3] = game.WALL_COLOR
     inside = slice(game.WALL_SIDE_WIDTH, -game.WALL_SIDE_WIDTH)
     background[game.WALL_TOP_Y + game.WALL_TOP_HEIGHT :, inside, :3] = game.BACKGROUND_COLOR
-    pictures = {"background.npy": background, "player.npy": rectangle(game.PLAYER_SIZE, game.PLAYER_COLOR)}
+    pictures = {
+        "background.npy": background,
+        "player.npy": rectangle(game.PLAYER_SIZE, game.PLAYER_COLOR),
+    }
     pictures |= {"ball.npy": rectangle(game.BALL_SIZE, game.BALL_COLOR)}
     return pictures | digits("score_{}.npy", (4, 2), game.WALL_COLOR)
 

@@ -20,4 +20,7 @@ class MemoryChainOf(MemoryChain):
 
 
 for memory_length in (15, 30, 60, 100):
-    gymnax.register(f"MemoryChain-{memory_length}", lambda memory_length=memory_length: MemoryChainOf(memory_length))
+    gymnax.register(
+        f"MemoryChain-{memory_length}",
+        lambda memory_length=memory_length: MemoryChainOf(memory_length),
+    )

@@ -50,9 +50,18 @@ def export(run, episodes=EPISODES):
     for path in (paths[i] for i in chosen):
         checkpoint = torch.load(path, weights_only=True)
         agent, returns = checkpoint["agent"], evaluate(checkpoint, episodes)
-        layers = [{name: agent[f"actor.{i}.{name}"] for name in ("weight", "bias")} for i in (0, 2, 4)]
-        layers = [{name: np.round(x.double().numpy(), 4).tolist() for name, x in layer.items()} for layer in layers]
-        told = {"step": int(path.stem), "mean_return": float(np.mean(returns)), "episodes": episodes}
+        layers = [
+            {name: agent[f"actor.{i}.{name}"] for name in ("weight", "bias")} for i in (0, 2, 4)
+        ]
+        layers = [
+            {name: np.round(x.double().numpy(), 4).tolist() for name, x in layer.items()}
+            for layer in layers
+        ]
+        told = {
+            "step": int(path.stem),
+            "mean_return": float(np.mean(returns)),
+            "episodes": episodes,
+        }
         checkpoints.append(told | {"layers": layers})
         print(f"step {told['step']:,}: mean return {told['mean_return']:.1f}")
     return {"seed": about["args"]["seed"], "commit": about["commit"], "checkpoints": checkpoints}
@@ -61,4 +70,6 @@ def export(run, episodes=EPISODES):
 if __name__ == "__main__":
     if len(sys.argv) != 3:
         raise SystemExit("usage: python benchmark/try_it.py RUN_FOLDER FILE")
-    Path(sys.argv[2]).write_text(json.dumps(export(Path(sys.argv[1])), separators=(",", ":")) + "\n")
+    Path(sys.argv[2]).write_text(
+        json.dumps(export(Path(sys.argv[1])), separators=(",", ":")) + "\n"
+    )

@@ -26,7 +26,9 @@ import tyro
 from cleanrl_utils import benchmark_task as task
 
 ONE_THREAD = {
-    **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"),
+    **dict.fromkeys(
+        ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
+    ),
     "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
     "PYTHONUNBUFFERED": "1",  # the name of the run folder is in the log at once
     "TQDM_MININTERVAL": "1",  # a bar a second is enough for a log
@@ -35,7 +37,9 @@ ONE_THREAD = {
 
 @dataclass
 class Args:
-    command: tyro.conf.UseAppendAction[tuple[str, ...]]  # what to run, without --env-id and --seed; several make a matrix
+    command: tyro.conf.UseAppendAction[
+        tuple[str, ...]
+    ]  # what to run, without --env-id and --seed; several make a matrix
     env_ids: tuple[str, ...] = ()  # environments to run it on (its own default if none is given)
     num_seeds: int = 3  # how many seeds of each
     start_seed: int = 1  # the first of them
@@ -43,7 +47,9 @@ class Args:
     auto_tag: bool = True  # tag the runs with the state of the code as git describes it
     retries: int = 2  # how often a run that crashes is tried again
     dry_run: bool = False  # only list the runs, and which of them are finished
-    folder: Path = Path("runs/benchmark")  # for the journal and the output of each run; a new one starts anew
+    folder: Path = Path(
+        "runs/benchmark"
+    )  # for the journal and the output of each run; a new one starts anew
     backend: Literal["local", "ray", "slurm", "aws-batch"] = "local"  # where to run
     wait: bool = True  # see the runs to their end (slurm, aws-batch); if not, the same command later shows how they are
 
@@ -51,7 +57,9 @@ class Args:
     ray_cpus_per_run: float = 1  # what a run takes of a Ray node
     ray_gpus_per_run: float = 0  # the same for GPUs
 
-    slurm_template_path: Path | None = None  # batch script with {{fields}}, in place of the built-in one
+    slurm_template_path: Path | None = (
+        None  # batch script with {{fields}}, in place of the built-in one
+    )
     slurm_gpus_per_task: int = 0  # GPUs of each run
     slurm_total_cpus: int = 1  # CPU cores of each run
     slurm_ntasks: int = 1  # tasks of each run
@@ -59,7 +67,9 @@ class Args:
     slurm_poll_interval: float = 10  # seconds between two looks at Slurm's queue
 
     aws_job_queue: str | None = None  # AWS Batch queue to submit to
-    aws_job_definition: str | None = None  # AWS Batch job definition with the image of the Dockerfile
+    aws_job_definition: str | None = (
+        None  # AWS Batch job definition with the image of the Dockerfile
+    )
     aws_s3: str | None = None  # s3://bucket/prefix for logs and checkpoints
     aws_endpoint_url: str | None = None  # of another service with AWS's interface
     aws_sync_interval: float = 60  # seconds between two uploads of logs and checkpoints
@@ -85,7 +95,9 @@ class Run:
         self.words = [*shlex.split(self.command), *env, "--seed", str(self.seed)]
         self.name = task.name_of(self.words)
         self.log = self.folder / f"{self.name}.log"
-        script = next((Path(word).stem for word in self.words if word.endswith(".py")), self.words[0])
+        script = next(
+            (Path(word).stem for word in self.words if word.endswith(".py")), self.words[0]
+        )
         self.title = " ".join(filter(None, [self.env_id, script, self.flags, f"seed {self.seed}"]))
 
     def told(self):
@@ -98,7 +110,13 @@ def plan(args):
     """All runs: the first seed of everything, then the second."""
     seeds, several = range(args.start_seed, args.start_seed + args.num_seeds), len(args.command) > 1
     return [
-        Run(command, env_id, seed, args.folder, flags=command.split(".py", 1)[-1].strip() if several else "")
+        Run(
+            command,
+            env_id,
+            seed,
+            args.folder,
+            flags=command.split(".py", 1)[-1].strip() if several else "",
+        )
         for seed in seeds
         for command in args.command
         for env_id in args.env_ids or (None,)
@@ -122,7 +140,9 @@ class Journal:
         return events
 
     def write(self, *events):
-        lines = "".join(json.dumps({"time": round(time.time(), 3), **event}) + "\n" for event in events)
+        lines = "".join(
+            json.dumps({"time": round(time.time(), 3), **event}) + "\n" for event in events
+        )
         with self.path.open("a+b", buffering=0) as file:
             end = file.seek(0, os.SEEK_END)
             file.seek(max(0, end - 1))
@@ -138,7 +158,12 @@ class Local:
     pause = 0.1  # seconds between two looks
 
     def __init__(self, args, environment):
-        self.workers, self.environment, self.queue, self.busy = args.workers, environment, deque(), {}
+        self.workers, self.environment, self.queue, self.busy = (
+            args.workers,
+            environment,
+            deque(),
+            {},
+        )
         self.gpus = visible_gpus()
 
     def submit(self, runs):
@@ -158,7 +183,10 @@ class Local:
                     gpu = {"CUDA_VISIBLE_DEVICES": self.gpus[worker % len(self.gpus)]}
                 command = [*task.START, "--lifeline", "--in", run.folder, *run.words]
                 pipes = dict(stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
-                self.busy[worker] = run, subprocess.Popen(command, env=self.environment | gpu, **pipes)
+                self.busy[worker] = (
+                    run,
+                    subprocess.Popen(command, env=self.environment | gpu, **pipes),
+                )
                 yield run, None, ""
 
     def stop(self, in_a_hurry=lambda: False):
@@ -177,26 +205,47 @@ def visible_gpus():
         return [gpu for gpu in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if gpu]
     if not shutil.which("nvidia-smi"):
         return []
-    done = subprocess.run(["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"], capture_output=True, text=True)
+    done = subprocess.run(
+        ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"], capture_output=True, text=True
+    )
     return done.stdout.split() if done.returncode == 0 else []
 
 
 def child_environment(args):
     """What each run finds in its environment, beside what is there: one thread, and the tag."""
-    added = {name: os.environ.get(name, value) for name, value in ONE_THREAD.items()}  # who sets one has it
+    added = {
+        name: os.environ.get(name, value) for name, value in ONE_THREAD.items()
+    }  # who sets one has it
     if args.auto_tag:
         git = ["git", "describe", "--tags", "--always", "--dirty"]
-        here = next((Path(word).parent for word in shlex.split(args.command[0]) if word.endswith(".py")), ".")
-        tag = subprocess.run(git, cwd=here, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
-        added |= {"WANDB_TAGS": ",".join(filter(None, [os.environ.get("WANDB_TAGS"), tag]))} if tag else {}
+        here = next(
+            (Path(word).parent for word in shlex.split(args.command[0]) if word.endswith(".py")),
+            ".",
+        )
+        tag = (
+            subprocess.run(git, cwd=here, capture_output=True, text=True).stdout.strip()
+            if shutil.which("git")
+            else ""
+        )
+        added |= (
+            {"WANDB_TAGS": ",".join(filter(None, [os.environ.get("WANDB_TAGS"), tag]))}
+            if tag
+            else {}
+        )
     if args.backend == "local" and args.workers > max(1, len(visible_gpus())):
-        added["XLA_PYTHON_CLIENT_PREALLOCATE"] = os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # they share a GPU
+        added["XLA_PYTHON_CLIENT_PREALLOCATE"] = os.environ.get(
+            "XLA_PYTHON_CLIENT_PREALLOCATE", "false"
+        )  # they share a GPU
     return added
 
 
 def clock(seconds):
     minutes, seconds = divmod(int(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if minutes >= 60 else f"{minutes}:{seconds:02}"
+    return (
+        f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+        if minutes >= 60
+        else f"{minutes}:{seconds:02}"
+    )
 
 
 class Screen:
@@ -208,7 +257,10 @@ class Screen:
 
     def tell(self, word, run, rest=""):
         if not self.is_live:
-            print(f"{time.strftime('%H:%M:%S')}  {word:<8}  {run.title}{rest and ': '}{rest}", flush=True)
+            print(
+                f"{time.strftime('%H:%M:%S')}  {word:<8}  {run.title}{rest and ': '}{rest}",
+                flush=True,
+            )
 
     def counts(self):
         counts = Counter(run.state for run in self.runs)
@@ -230,7 +282,10 @@ class Screen:
             rows.append((run.state, run.title, *cells, rate, passed, run.why or again))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in rows:
-            cells = (c.ljust(w) if i in (0, 1, 6) else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+            cells = (
+                c.ljust(w) if i in (0, 1, 6) else c.rjust(w)
+                for i, (c, w) in enumerate(zip(row, widths, strict=True))
+            )
             yield "  ".join(cells).rstrip()
 
     def show(self, now=False):
@@ -249,7 +304,9 @@ class Screen:
         size, order = shutil.get_terminal_size(), ("running", "failed", "queued", "done")
         shown = sorted(self.runs, key=lambda run: order.index(run.state))[: max(1, size.lines - 4)]
         lines = [f"{self.counts()}   {clock(time.time() - self.start)}", *self.rows(shown)]
-        lines += [f"... and {len(self.runs) - len(shown)} more"] if len(shown) < len(self.runs) else []
+        lines += (
+            [f"... and {len(self.runs) - len(shown)} more"] if len(shown) < len(self.runs) else []
+        )
         back = f"\x1b[{self.height}F\x1b[J" if self.height else ""  # over what was drawn before
         print(back + "\n".join(line[: size.columns - 1] for line in lines), flush=True)
         self.height = len(lines)
@@ -266,18 +323,37 @@ def run_all(args, runs, backend, journal, screen, signals):
         again = []
         for run, code, why in backend.poll():
             if code is None:
-                run.state, run.attempts, run.began, run.why = "running", run.attempts + 1, time.time(), ""
-                facts = {"run": run.name, "command": shlex.join(run.words), "attempt": run.attempts, "job": run.job}
+                run.state, run.attempts, run.began, run.why = (
+                    "running",
+                    run.attempts + 1,
+                    time.time(),
+                    "",
+                )
+                facts = {
+                    "run": run.name,
+                    "command": shlex.join(run.words),
+                    "attempt": run.attempts,
+                    "job": run.job,
+                }
                 journal.write({**facts, "event": "started"})
                 screen.tell("started", run, f"attempt {run.attempts}" if run.attempts > 1 else "")
                 continue
             run.figures, run.seconds = task.progress(run.log), round(time.time() - run.began, 1)
             folder = task.run_folder(run.log)
-            facts = {"run": run.name, "folder": folder and str(folder), "seconds": run.seconds, "attempt": run.attempts}
+            facts = {
+                "run": run.name,
+                "folder": folder and str(folder),
+                "seconds": run.seconds,
+                "attempt": run.attempts,
+            }
             if code == 0:
                 run.state = "done"
                 journal.write({**facts, "event": "done", "return": run.figures[2]})
-                screen.tell("done", run, ", ".join([*run.told(), clock(run.seconds), str(folder or run.log)]))
+                screen.tell(
+                    "done",
+                    run,
+                    ", ".join([*run.told(), clock(run.seconds), str(folder or run.log)]),
+                )
                 continue
             run.why = why or task.reason(run.log, code)
             journal.write({**facts, "event": "failed", "exit_code": code, "why": run.why})
@@ -300,7 +376,10 @@ def run_all(args, runs, backend, journal, screen, signals):
 def check(args):
     for rule, is_kept in {
         "--num-seeds must be at least 1": args.num_seeds >= 1,
-        "--start-seed, --workers and --retries must not be negative": min(args.start_seed, args.workers, args.retries) >= 0,
+        "--start-seed, --workers and --retries must not be negative": min(
+            args.start_seed, args.workers, args.retries
+        )
+        >= 0,
         "--command must be given": bool(args.command),
         "--no-wait is for slurm and aws-batch": args.wait or args.backend in ("slurm", "aws-batch"),
         "this runner needs Linux or macOS": os.name == "posix",
@@ -313,8 +392,12 @@ def check(args):
             assert words, "it is empty"
         except (ValueError, AssertionError) as error:
             raise SystemExit(f"cannot read --command {command!r}: {error}") from None
-        if given := {"--env-id", "--seed", "--resume"} & {word.split("=")[0].replace("_", "-") for word in words}:
-            raise SystemExit(f"the runner adds {', '.join(sorted(given))}: leave it out of --command")
+        if given := {"--env-id", "--seed", "--resume"} & {
+            word.split("=")[0].replace("_", "-") for word in words
+        }:
+            raise SystemExit(
+                f"the runner adds {', '.join(sorted(given))}: leave it out of --command"
+            )
         scripts = [word for word in words if word.endswith(".py")][:1]
         if args.backend != "aws-batch" and scripts and not Path(scripts[0]).is_file():
             raise SystemExit(f"there is no {scripts[0]}")
@@ -350,17 +433,25 @@ def main(args):
     for run in runs:
         last = history.get(run.name, {})
         if last.get("event") == "done":
-            run.state, run.figures, run.seconds = "done", (1, None, last.get("return")), last.get("seconds")
+            run.state, run.figures, run.seconds = (
+                "done",
+                (1, None, last.get("return")),
+                last.get("seconds"),
+            )
         run.job = last.get("job") if last.get("event") in ("submitted", "started") else None
     finished = sum(run.state == "done" for run in runs)
     if args.dry_run or args.workers == 0:
         for run in runs:
             last = history.get(run.name, {}).get("event")
-            print(f"{ {'done': 'done', 'failed': 'failed', None: 'queued'}.get(last, 'cut'):<6}  {shlex.join(run.words)}")
+            print(
+                f"{ {'done': 'done', 'failed': 'failed', None: 'queued'}.get(last, 'cut'):<6}  {shlex.join(run.words)}"
+            )
         print(f"{len(runs)} runs, {finished} of them finished")
         return 0
     if finished:
-        print(f"{finished} of {len(runs)} runs are finished and skipped; another --folder runs them again")
+        print(
+            f"{finished} of {len(runs)} runs are finished and skipped; another --folder runs them again"
+        )
     screen, signals = Screen(runs), []
     try:
         args.folder.mkdir(parents=True, exist_ok=True)
@@ -370,9 +461,17 @@ def main(args):
         finally:
             if args.wait or signals:
                 backend.stop(in_a_hurry=lambda: len(signals) > 1)
-                journal.write(*({"run": run.name, "event": "cut"} for run in runs if run.state == "running" or run.job))
+                journal.write(
+                    *(
+                        {"run": run.name, "event": "cut"}
+                        for run in runs
+                        if run.state == "running" or run.job
+                    )
+                )
     except BrokenPipeError:
-        raise SystemExit("nobody reads the output any more: stopped; the same command goes on") from None
+        raise SystemExit(
+            "nobody reads the output any more: stopped; the same command goes on"
+        ) from None
     except OSError as error:
         raise SystemExit(
             f"cannot write {error.filename or journal.path}: {error.strerror}; the same command goes on"
@@ -385,7 +484,10 @@ def main(args):
         print("the runs go on by themselves: the same command shows how they are")
         return 3
     if signals:
-        print(f"stopped by {signal.Signals(signals[0]).name}: the same command goes on", file=sys.stderr)
+        print(
+            f"stopped by {signal.Signals(signals[0]).name}: the same command goes on",
+            file=sys.stderr,
+        )
         return 128 + signals[0]
     return 0 if all(run.state == "done" for run in runs) else 1
 

@@ -26,7 +26,9 @@ def connect(service, endpoint_url=None):
     try:
         import boto3
     except ModuleNotFoundError:
-        raise SystemExit("boto3 is missing: pip install -r requirements/requirements-cluster.txt") from None
+        raise SystemExit(
+            "boto3 is missing: pip install -r requirements/requirements-cluster.txt"
+        ) from None
     return boto3.client(service, endpoint_url=endpoint_url)
 
 
@@ -38,7 +40,10 @@ class Store:
     """Files of this machine and their copies on S3, under one prefix."""
 
     def __init__(self, address, endpoint_url=None):
-        self.s3, (self.bucket, _, self.prefix) = connect("s3", endpoint_url), address.removeprefix("s3://").partition("/")
+        self.s3, (self.bucket, _, self.prefix) = (
+            connect("s3", endpoint_url),
+            address.removeprefix("s3://").partition("/"),
+        )
         self.sent, self.fetched = {}, {}
 
     def key(self, path):
@@ -66,7 +71,9 @@ class Store:
         return True
 
     def fetch_folder(self, name):
-        pages = self.s3.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self.key(f"runs/{name}/"))
+        pages = self.s3.get_paginator("list_objects_v2").paginate(
+            Bucket=self.bucket, Prefix=self.key(f"runs/{name}/")
+        )
         for found in (found for page in pages for found in page.get("Contents", ())):
             file = Path("runs", name, found["Key"].removeprefix(self.key(f"runs/{name}/")))
             if Path("runs", name).resolve() in file.resolve().parents:
@@ -84,7 +91,11 @@ class Store:
 
 def folder_name(log):
     """The name of the run folder that a log tells of, wherever that was."""
-    named = re.findall(r"^run folder: (.+?)\r?$", log.read_text(errors="replace"), re.M) if log.exists() else []
+    named = (
+        re.findall(r"^run folder: (.+?)\r?$", log.read_text(errors="replace"), re.M)
+        if log.exists()
+        else []
+    )
     return Path(named[-1]).name if named else None
 
 
@@ -98,9 +109,14 @@ class AwsBatch:
         self.args, self.journal, self.jobs, self.began = args, journal, {}, set()
         self.pause = min(30, args.aws_sync_interval)
         passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ} | added
-        self.environment = passed | ({"AWS_ENDPOINT_URL": args.aws_endpoint_url} if args.aws_endpoint_url else {})
+        self.environment = passed | (
+            {"AWS_ENDPOINT_URL": args.aws_endpoint_url} if args.aws_endpoint_url else {}
+        )
         try:
-            self.batch, self.store = connect("batch", args.aws_endpoint_url), Store(args.aws_s3, args.aws_endpoint_url)
+            self.batch, self.store = (
+                connect("batch", args.aws_endpoint_url),
+                Store(args.aws_s3, args.aws_endpoint_url),
+            )
             self.store.s3.head_bucket(Bucket=self.store.bucket)
         except Exception as error:  # of many kinds, all of which mean the same
             raise SystemExit(f"cannot use {args.aws_s3}: {one_line(error)}") from None
@@ -117,18 +133,30 @@ class AwsBatch:
         address = f"s3://{self.store.bucket}/{self.store.key(plan)}"
         overrides = {
             "command": ["python", "-m", "cleanrl_utils.benchmark_aws", address],
-            "environment": [{"name": name, "value": value} for name, value in self.environment.items()],
+            "environment": [
+                {"name": name, "value": value} for name, value in self.environment.items()
+            ],
         }
-        names = dict(jobName="cleanrl-benchmark", jobQueue=self.args.aws_job_queue, jobDefinition=self.args.aws_job_definition)
-        array = {"arrayProperties": {"size": len(runs)}} if len(runs) > 1 else {}  # AWS has no array of one
+        names = dict(
+            jobName="cleanrl-benchmark",
+            jobQueue=self.args.aws_job_queue,
+            jobDefinition=self.args.aws_job_definition,
+        )
+        array = (
+            {"arrayProperties": {"size": len(runs)}} if len(runs) > 1 else {}
+        )  # AWS has no array of one
         try:
-            self.store.s3.put_object(Bucket=self.store.bucket, Key=self.store.key(plan), Body=json.dumps(facts).encode())
+            self.store.s3.put_object(
+                Bucket=self.store.bucket, Key=self.store.key(plan), Body=json.dumps(facts).encode()
+            )
             job = self.batch.submit_job(**names, **array, containerOverrides=overrides)["jobId"]
         except Exception as error:
             raise SystemExit(f"AWS Batch does not take the job: {one_line(error)}") from None
         for index, run in enumerate(runs):
             self.jobs[run] = run.job = f"{job}:{index}" if array else job
-        self.journal.write(*({"run": run.name, "event": "submitted", "job": run.job} for run in runs))
+        self.journal.write(
+            *({"run": run.name, "event": "submitted", "job": run.job} for run in runs)
+        )
 
     def states(self):
         """{job: (status, reason)} of our jobs, as AWS Batch has them."""
@@ -141,7 +169,9 @@ class AwsBatch:
     def poll(self):
         try:
             states = self.states()
-            ended = {run for run, job in self.jobs.items() if states.get(job, ("FAILED",))[0] in ENDED}
+            ended = {
+                run for run, job in self.jobs.items() if states.get(job, ("FAILED",))[0] in ENDED
+            }
             for run in self.jobs:
                 if run in ended or states[run.job][0] == "RUNNING":
                     self.store.fetch(f"logs/{run.log.name}", run.log)
@@ -161,7 +191,14 @@ class AwsBatch:
                 self.began.discard(run)
                 run.job, code = None, task.exit_code(run.log)
                 told = f"AWS Batch: {status} {why}".strip() + f" (job {job})"
-                yield run, *((1, told) if code is None else (code, f"{task.reason(run.log, code)} ({told})" if code else ""))
+                yield (
+                    run,
+                    *(
+                        (1, told)
+                        if code is None
+                        else (code, f"{task.reason(run.log, code)} ({told})" if code else "")
+                    ),
+                )
 
     def stop(self, in_a_hurry=lambda: False):
         for job in {job.split(":")[0] for job in self.jobs.values()}:  # an array as a whole
@@ -178,16 +215,26 @@ def main(address):
     prefix, _, name = key.rpartition("plans/")
     store = Store(f"s3://{bucket}/{prefix}")
     plan = json.loads(store.s3.get_object(Bucket=bucket, Key=key)["Body"].read())
-    words, folder = plan["runs"][int(os.environ.get("AWS_BATCH_JOB_ARRAY_INDEX", 0))], Path("runs/benchmark")
+    words, folder = (
+        plan["runs"][int(os.environ.get("AWS_BATCH_JOB_ARRAY_INDEX", 0))],
+        Path("runs/benchmark"),
+    )
     log = folder / f"{task.name_of(words)}.log"
     folder.mkdir(parents=True, exist_ok=True)
     if store.fetch(f"logs/{log.name}", log) and (earlier := folder_name(log)):
         store.fetch_folder(earlier)
         with log.open("a") as file:
-            file.write(f"\nrun folder: {Path('runs', earlier)}\n")  # here, whatever it was called there
+            file.write(
+                f"\nrun folder: {Path('runs', earlier)}\n"
+            )  # here, whatever it was called there
     print(f"{name}: {shlex.join(words)}", flush=True)
-    watcher = subprocess.Popen([*task.START, "--lifeline", "--in", folder, *words], stdin=subprocess.PIPE)
-    for number in (signal.SIGTERM, signal.SIGINT):  # AWS takes a machine back: what there is still reaches S3
+    watcher = subprocess.Popen(
+        [*task.START, "--lifeline", "--in", folder, *words], stdin=subprocess.PIPE
+    )
+    for number in (
+        signal.SIGTERM,
+        signal.SIGINT,
+    ):  # AWS takes a machine back: what there is still reaches S3
         signal.signal(number, lambda *_: watcher.terminate())
     while True:
         try:
@@ -206,5 +253,7 @@ def main(address):
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        raise SystemExit("usage: python -m cleanrl_utils.benchmark_aws s3://BUCKET/PREFIX/plans/PLAN.json")
+        raise SystemExit(
+            "usage: python -m cleanrl_utils.benchmark_aws s3://BUCKET/PREFIX/plans/PLAN.json"
+        )
     sys.exit(main(sys.argv[1]))

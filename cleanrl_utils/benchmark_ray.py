@@ -18,10 +18,18 @@ class Ray:
         try:
             import ray
         except ModuleNotFoundError:
-            raise SystemExit("ray is missing: pip install -r requirements/requirements-cluster.txt") from None
+            raise SystemExit(
+                "ray is missing: pip install -r requirements/requirements-cluster.txt"
+            ) from None
         self.ray, self.workers, self.queue, self.tasks = ray, args.workers, deque(), {}
-        self.environment = {name: value for name, value in environment.items() if name != "CUDA_VISIBLE_DEVICES"}
-        quiet = dict(log_to_driver=False, logging_level="ERROR", include_dashboard=None if args.ray_address else False)
+        self.environment = {
+            name: value for name, value in environment.items() if name != "CUDA_VISIBLE_DEVICES"
+        }
+        quiet = dict(
+            log_to_driver=False,
+            logging_level="ERROR",
+            include_dashboard=None if args.ray_address else False,
+        )
         try:
             host, _, port = (args.ray_address or "").removeprefix("ray://").partition(":")
             if port.isdigit():  # Ray itself would try for minutes
@@ -29,7 +37,9 @@ class Ray:
             ray.init(address=args.ray_address, **quiet)
         except Exception as error:
             why = str(error).strip().splitlines() or [type(error).__name__]
-            raise SystemExit(f"cannot reach Ray at {args.ray_address or 'this machine'}: {why[0]}") from None
+            raise SystemExit(
+                f"cannot reach Ray at {args.ray_address or 'this machine'}: {why[0]}"
+            ) from None
 
         @ray.remote(num_cpus=args.ray_cpus_per_run, num_gpus=args.ray_gpus_per_run, max_retries=0)
         def attempt(words, folder, environment):  # on some node, where only Ray is sure to be there
@@ -39,7 +49,9 @@ class Ray:
 
             # the pipe is the lifeline: when Ray's worker dies, the run ends
             pipes = dict(stdin=subprocess.PIPE, stderr=subprocess.PIPE)
-            process = subprocess.Popen(words, cwd=folder, env=os.environ | environment, start_new_session=True, **pipes)
+            process = subprocess.Popen(
+                words, cwd=folder, env=os.environ | environment, start_new_session=True, **pipes
+            )
             try:
                 while process.poll() is None:
                     time.sleep(0.2)
@@ -56,7 +68,9 @@ class Ray:
     def poll(self):
         for run, (answer, size) in list(self.tasks.items()):
             has_ended = bool(self.ray.wait([answer], timeout=0)[0])
-            if size is not None and (has_ended or log_size(run) > size):  # it has written its first line
+            if size is not None and (
+                has_ended or log_size(run) > size
+            ):  # it has written its first line
                 self.tasks[run] = answer, None
                 yield run, None, ""
             if has_ended:
@@ -65,7 +79,10 @@ class Ray:
         while self.queue and len(self.tasks) < self.workers:
             run = self.queue.popleft()
             words = [*task.START, "--lifeline", "--in", str(run.folder), *run.words]
-            self.tasks[run] = self.attempt.remote(words, os.getcwd(), self.environment), log_size(run)
+            self.tasks[run] = (
+                self.attempt.remote(words, os.getcwd(), self.environment),
+                log_size(run),
+            )
 
     def outcome(self, answer):
         try:

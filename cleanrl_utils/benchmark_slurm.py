@@ -31,20 +31,36 @@ seed=${seeds[$((SLURM_ARRAY_TASK_ID % {{len_seeds}}))]}
 srun {{command}} ${env_id:+--env-id "$env_id"} --seed "$seed"
 """
 RUNNING = {"RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "STOPPED"}
-ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "BOOT_FAIL", "DEADLINE"}
+ENDED = {
+    "COMPLETED",
+    "FAILED",
+    "CANCELLED",
+    "TIMEOUT",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "PREEMPTED",
+    "BOOT_FAIL",
+    "DEADLINE",
+}
 ORDINARY = {"None", "Priority", "Resources", "JobArrayTaskLimit"}  # reasons to wait
 
 
 def ask(*words, env=None):
     """What a command of Slurm prints; (False, its complaint) if it fails."""
     done = subprocess.run([*map(str, words)], capture_output=True, text=True, env=env)
-    return (True, done.stdout) if done.returncode == 0 else (False, (done.stderr.strip().splitlines() or ["no answer"])[-1])
+    return (
+        (True, done.stdout)
+        if done.returncode == 0
+        else (False, (done.stderr.strip().splitlines() or ["no answer"])[-1])
+    )
 
 
 class Slurm:
     def __init__(self, args, environment, journal):
         if not shutil.which("sbatch"):
-            raise SystemExit("there is no sbatch here: --backend slurm needs a machine from which Slurm takes jobs")
+            raise SystemExit(
+                "there is no sbatch here: --backend slurm needs a machine from which Slurm takes jobs"
+            )
         self.args, self.environment, self.journal = args, environment, journal
         self.pause, self.jobs, self.began = args.slurm_poll_interval, {}, set()
         path = args.slurm_template_path
@@ -58,7 +74,9 @@ class Slurm:
 
     def states(self):
         """{job: state} of all jobs that Slurm remembers, and why they wait."""
-        is_good, answer = ask("squeue", "--me", "--noheader", "--array", "--states=all", "--format=%i %T %r")
+        is_good, answer = ask(
+            "squeue", "--me", "--noheader", "--array", "--states=all", "--format=%i %T %r"
+        )
         lines = [line.split(maxsplit=2) for line in answer.splitlines()] if is_good else []
         self.reasons = {job: reason for job, _, reason in lines}
         return is_good, {job: state for job, state, _ in lines} if is_good else answer
@@ -70,7 +88,10 @@ class Slurm:
 
     def script(self, command, indices):
         args = self.args
-        seeds, gpus = range(args.start_seed, args.start_seed + args.num_seeds), args.slurm_gpus_per_task
+        seeds, gpus = (
+            range(args.start_seed, args.start_seed + args.num_seeds),
+            args.slurm_gpus_per_task,
+        )
         whole = indices == list(range(indices[0], indices[-1] + 1))
         array = f"{indices[0]}-{indices[-1]}" if whole else ",".join(map(str, indices))
         words = shlex.split(command)
@@ -80,7 +101,9 @@ class Slurm:
             "cpus_per_gpu": math.ceil(args.slurm_total_cpus / max(1, gpus * args.slurm_ntasks)),
             "cpus_per_task": math.ceil(args.slurm_total_cpus / args.slurm_ntasks),
             "env_ids": f"({shlex.join(args.env_ids)})",
-            "exp_name": next((Path(word).stem for word in words if word.endswith(".py")), "cleanrl"),
+            "exp_name": next(
+                (Path(word).stem for word in words if word.endswith(".py")), "cleanrl"
+            ),
             "gpus": f"#SBATCH --gpus-per-task={gpus}" if gpus else "",
             "gpus_per_task": gpus,
             "len_seeds": args.num_seeds,
@@ -90,13 +113,19 @@ class Slurm:
             "seeds": f"({' '.join(map(str, seeds))})",
         }
         if unknown := set(re.findall(r"{{(\w+)}}", self.template)) - set(fields):
-            raise SystemExit(f"{args.slurm_template_path} has fields that are not known: {', '.join(sorted(unknown))}")
+            raise SystemExit(
+                f"{args.slurm_template_path} has fields that are not known: {', '.join(sorted(unknown))}"
+            )
         return re.sub(r"{{(\w+)}}", lambda field: str(fields[field[1]]), self.template)
 
     def submit(self, runs):
         self.jobs |= {run: run.job for run in runs if run.job}  # an earlier runner sent them
         for command in dict.fromkeys(run.command for run in runs):
-            to_send = {self.index(run): run for run in runs if run.command == command and run not in self.jobs}
+            to_send = {
+                self.index(run): run
+                for run in runs
+                if run.command == command and run not in self.jobs
+            }
             if not to_send:
                 continue
             path = self.args.folder / f"slurm-{time.time_ns()}.sh"
@@ -106,7 +135,12 @@ class Slurm:
                 raise SystemExit(f"Slurm does not take the job: {job} ({path})")
             for index, run in to_send.items():
                 self.jobs[run] = run.job = f"{job.strip().split(';')[0]}_{index}"
-            self.journal.write(*({"run": run.name, "event": "submitted", "job": run.job} for run in to_send.values()))
+            self.journal.write(
+                *(
+                    {"run": run.name, "event": "submitted", "job": run.job}
+                    for run in to_send.values()
+                )
+            )
 
     def poll(self):
         is_good, states = self.states()
@@ -115,7 +149,11 @@ class Slurm:
         for run, job in list(self.jobs.items()):
             state = states.get(job)  # None: it ended so long ago that Slurm has forgotten it
             if state == "PENDING":
-                run.why = "" if self.reasons[job] in ORDINARY else f"Slurm: it waits for {self.reasons[job]}"
+                run.why = (
+                    ""
+                    if self.reasons[job] in ORDINARY
+                    else f"Slurm: it waits for {self.reasons[job]}"
+                )
             if state in RUNNING | ENDED | {None} and run not in self.began:
                 self.began.add(run)
                 yield run, None, ""
@@ -130,16 +168,26 @@ class Slurm:
         code = task.exit_code(run.log)
         if code is None:
             code = 0 if state == "COMPLETED" else 1
-            return code, "" if code == 0 else f"Slurm: {state or 'it is gone, and left no exit code'} (job {run.job})"
+            return (
+                code,
+                ""
+                if code == 0
+                else f"Slurm: {state or 'it is gone, and left no exit code'} (job {run.job})",
+            )
         if code == 0 and state not in ("COMPLETED", None):
             return 1, f"Slurm: {state} (job {run.job})"
-        return code, "" if code == 0 else f"{task.reason(run.log, code)} (Slurm: {state}, job {run.job})"
+        return (
+            code,
+            "" if code == 0 else f"{task.reason(run.log, code)} (Slurm: {state}, job {run.job})",
+        )
 
     def stop(self, in_a_hurry=lambda: False):
         if self.jobs:
             ask("scancel", *self.jobs.values())
         for _ in range(60):
             is_good, states = self.states()
-            if in_a_hurry() or (is_good and all(states.get(job, "CANCELLED") in ENDED for job in self.jobs.values())):
+            if in_a_hurry() or (
+                is_good and all(states.get(job, "CANCELLED") in ENDED for job in self.jobs.values())
+            ):
                 return
             time.sleep(1)

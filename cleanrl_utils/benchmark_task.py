@@ -47,7 +47,9 @@ def name_of(words):
             rest.remove(flag)
     script = next((Path(word).stem for word in rest if word.endswith(".py")), "run")
     digest = sha256(json.dumps([rest, *given.values()]).encode()).hexdigest()[:8]
-    return f"{given['--env-id']}__{script}__{given['--seed']}__{digest}".translate(str.maketrans("/\\:", "---"))
+    return f"{given['--env-id']}__{script}__{given['--seed']}__{digest}".translate(
+        str.maketrans("/\\:", "---")
+    )
 
 
 def run_folder(log):
@@ -82,16 +84,24 @@ def progress(log):
         if line.startswith("$ "):  # what is above belongs to an earlier attempt
             break
         if found := BAR.search(line):
-            done, done_scale, total, total_scale, rate, rate_scale, unit, episodic_return = found.groups()
+            done, done_scale, total, total_scale, rate, rate_scale, unit, episodic_return = (
+                found.groups()
+            )
             share = float(done) * SCALE[done_scale] / max(float(total) * SCALE[total_scale], 1)
             rate = float(rate) * SCALE[rate_scale]
-            return share, rate if unit == "step/s" else 1 / max(rate, 1e-9), episodic_return and float(episodic_return)
+            return (
+                share,
+                rate if unit == "step/s" else 1 / max(rate, 1e-9),
+                episodic_return and float(episodic_return),
+            )
     return None, None, None
 
 
 def exit_code(log):
     """How the last attempt ended, or None if it has not, or was cut down together with what watched it."""
-    found = re.fullmatch(r"exit code (\d+) after .*", ([""] + [line for line in tail(log, 512) if line])[-1])
+    found = re.fullmatch(
+        r"exit code (\d+) after .*", ([""] + [line for line in tail(log, 512) if line])[-1]
+    )
     return int(found[1]) if found else None
 
 
@@ -100,16 +110,28 @@ def reason(log, code):
     lines = []
     for line in tail(log):
         lines = [] if line.startswith("$ ") else [*lines, line.strip("│╭╰─╮╯ ")]
-    said = [line for line in lines if line and not BAR.search(line) and not re.match(r"exit code \d+ after ", line)]
+    said = [
+        line
+        for line in lines
+        if line and not BAR.search(line) and not re.match(r"exit code \d+ after ", line)
+    ]
     errors = [
         line
         for line in said
-        if re.match(r"([\w.]*(Error|Exception|NotInstalled|NotFound)|Unrecognized .*|cannot .*):? ", line)
+        if re.match(
+            r"([\w.]*(Error|Exception|NotInstalled|NotFound)|Unrecognized .*|cannot .*):? ", line
+        )
     ]
-    missing = re.match(r"ModuleNotFoundError: No module named '(\w+)", errors[-1]) if errors else None
+    missing = (
+        re.match(r"ModuleNotFoundError: No module named '(\w+)", errors[-1]) if errors else None
+    )
     if missing and missing[1] in EXTRAS:
         return f"{missing[1]} is missing: pip install -r requirements/requirements{EXTRAS[missing[1]]}.txt"
-    killed = f"killed by {signal.Signals(code - 128).name}" if code - 128 in set(signal.Signals) else f"exit code {code}"
+    killed = (
+        f"killed by {signal.Signals(code - 128).name}"
+        if code - 128 in set(signal.Signals)
+        else f"exit code {code}"
+    )
     return (errors or ([] if code > 128 else said) or [killed])[-1]
 
 
@@ -135,7 +157,9 @@ def end_leftovers(log):
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         with contextlib.suppress(OSError):
             if os.readlink(link) == str(log):
-                holders[int(link.parts[2])] = (link.parents[1] / "cmdline").read_bytes().split(b"\0")
+                holders[int(link.parts[2])] = (
+                    (link.parents[1] / "cmdline").read_bytes().split(b"\0")
+                )
     holders.pop(os.getpid(), None)
     if not any(os.fsencode(__file__) in words for words in holders.values()):  # nobody watches
         for pid in holders:
@@ -159,7 +183,13 @@ def lock(file, patience=30):
 
 def attempt(log, words, lifeline=False):
     """Run a command with its output in the log, resume it if it can be, and return its exit code (128 + n for signal n)."""
-    child, start, is_starting, is_asked, starting = None, time.time(), False, False, threading.Lock()
+    child, start, is_starting, is_asked, starting = (
+        None,
+        time.time(),
+        False,
+        False,
+        threading.Lock(),
+    )
 
     def kill(*_):
         if child is None:
@@ -187,7 +217,9 @@ def attempt(log, words, lifeline=False):
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))  # Ray blocks the first
+    signal.pthread_sigmask(
+        signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM)
+    )  # Ray blocks the first
     if lifeline:
         threading.Thread(target=hold_on, daemon=True).start()
     with open(log, "ab", buffering=0) as file:
@@ -195,7 +227,9 @@ def attempt(log, words, lifeline=False):
         folder = run_folder(Path(log))
         words = resuming(words, folder) if folder else words
         file.write(f"$ {shlex.join(words)}\n".encode())
-        settings = dict(stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+        settings = dict(
+            stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
         try:
             with starting:
                 is_starting = True

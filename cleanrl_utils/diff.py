@@ -62,7 +62,9 @@ summary {{ background: var(--bar); color: var(--faint); padding: .1rem .8rem; fo
 
 @dataclass
 class Args:
-    old: tyro.conf.Positional[str]  # a file of cleanrl/ by its name, such as ppo, or the path of any file
+    old: tyro.conf.Positional[
+        str
+    ]  # a file of cleanrl/ by its name, such as ppo, or the path of any file
     new: tyro.conf.Positional[str]  # the file to compare it with
     all: bool = False  # show the whole files, not only the changed places
     html: str | None = None  # write a web page into this file instead
@@ -87,7 +89,9 @@ def find_header(lines):
         body = ast.parse("\n".join(lines)).body
     except (SyntaxError, ValueError):  # not Python, or not yet
         return set()
-    spans = [(1, node.end_lineno if isinstance(node, ast.Expr) else node.lineno - 1) for node in body[:1]]
+    spans = [
+        (1, node.end_lineno if isinstance(node, ast.Expr) else node.lineno - 1) for node in body[:1]
+    ]
     for node in body:
         if isinstance(node, ast.ClassDef) and node.name == "Args":
             spans.append((min(n.lineno for n in (node, *node.decorator_list)), node.end_lineno))
@@ -122,7 +126,10 @@ def split_words(old, new):
     words = SequenceMatcher(None, a, b, autojunk=False)
     if words.ratio() < 0.5:
         return [(old, False)], [(new, False)]
-    pieces = [("".join(a[i1:i2]), "".join(b[j1:j2]), tag != "equal") for tag, i1, i2, j1, j2 in words.get_opcodes()]
+    pieces = [
+        ("".join(a[i1:i2]), "".join(b[j1:j2]), tag != "equal")
+        for tag, i1, i2, j1, j2 in words.get_opcodes()
+    ]
     return [(x, changed) for x, _, changed in pieces], [(y, changed) for _, y, changed in pieces]
 
 
@@ -136,7 +143,11 @@ def compare(old, new):
         left, right = split_words(x, y)
         rows.append((kind, i or "", left, j or "", right))
         counts[kind, i in old_header or j in new_header] += 1
-    numbers = [counts[kind, in_header] for in_header in (False, True) for kind in ("removed", "added", "changed")]
+    numbers = [
+        counts[kind, in_header]
+        for in_header in (False, True)
+        for kind in ("removed", "added", "changed")
+    ]
     summary = "{} lines removed, {} added, {} changed; in flags and header {} removed, {} added, {} changed"
     return rows, summary.format(*numbers)
 
@@ -154,11 +165,21 @@ def render_terminal(rows, width, colour, whole):
 
     def wrap(pieces, code):
         """The lines of one cell, each as wide as its column."""
-        cell = [(c if c.isprintable() else "?", changed) for text, changed in pieces for c in text.expandtabs(4)]
+        cell = [
+            (c if c.isprintable() else "?", changed)
+            for text, changed in pieces
+            for c in text.expandtabs(4)
+        ]
         for k in range(0, max(len(cell), 1), column):
             line = cell[k : k + column]
-            runs = [("".join(c for c, _ in run), ";7" * changed) for changed, run in groupby(line, key=lambda x: x[1])]
-            text = "".join(f"\033[{code}{emphasis}m{run}\033[0m" if colour and code else run for run, emphasis in runs)
+            runs = [
+                ("".join(c for c, _ in run), ";7" * changed)
+                for changed, run in groupby(line, key=lambda x: x[1])
+            ]
+            text = "".join(
+                f"\033[{code}{emphasis}m{run}\033[0m" if colour and code else run
+                for run, emphasis in runs
+            )
             yield text + " " * (column - len(line))
 
     lines = []
@@ -178,14 +199,27 @@ def render_rows(rows, whole):
     """The rows as tables of a web page, unchanged stretches folded away."""
 
     def cell(pieces, tag):
-        return "".join(f"<{tag}>{escape(text)}</{tag}>" if changed and text else escape(text) for text, changed in pieces)
+        return "".join(
+            f"<{tag}>{escape(text)}</{tag}>" if changed and text else escape(text)
+            for text, changed in pieces
+        )
 
     body = []
     for is_shown, stretch in cut(rows, whole):
-        cells = [(kind, i, cell(left, "del"), j, cell(right, "ins")) for kind, i, left, j, right in stretch]
-        lines = "\n".join('<tr class="{}"><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>'.format(*row) for row in cells)
+        cells = [
+            (kind, i, cell(left, "del"), j, cell(right, "ins"))
+            for kind, i, left, j, right in stretch
+        ]
+        lines = "\n".join(
+            '<tr class="{}"><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>'.format(*row)
+            for row in cells
+        )
         table = f"<table>\n{lines}\n</table>"
-        body.append(table if is_shown else f"<details><summary>unchanged lines: {len(stretch)}</summary>\n{table}</details>")
+        body.append(
+            table
+            if is_shown
+            else f"<details><summary>unchanged lines: {len(stretch)}</summary>\n{table}</details>"
+        )
     return "\n".join(body)
 
 
@@ -197,15 +231,23 @@ if __name__ == "__main__":
     args = tyro.cli(Args, prog="python -m cleanrl_utils.diff", description=__doc__)
     old, new = read_lines(args.old), read_lines(args.new)
     rows, summary = compare(old, new)
-    heading = f"{args.old} and {args.new} are identical" if old == new else f"{args.old} -> {args.new}: {summary}"
+    heading = (
+        f"{args.old} and {args.new} are identical"
+        if old == new
+        else f"{args.old} -> {args.new}: {summary}"
+    )
     if args.html:
         try:
-            Path(args.html).write_text(render_html(rows, f"{args.old} → {args.new}", summary, args.all), encoding="utf-8")
+            Path(args.html).write_text(
+                render_html(rows, f"{args.old} → {args.new}", summary, args.all), encoding="utf-8"
+            )
         except OSError as error:
             raise SystemExit(f"cannot write {args.html}: {error.strerror}") from None
     elif old != new:
         colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        heading += "\n" + render_terminal(rows, max(80, shutil.get_terminal_size().columns), colour, args.all)
+        heading += "\n" + render_terminal(
+            rows, max(80, shutil.get_terminal_size().columns), colour, args.all
+        )
     try:
         print(heading, flush=True)
     except BrokenPipeError:  # head or less has seen enough

@@ -25,8 +25,14 @@ import torch
 import tyro
 
 ALGORITHMS = Path(__file__).resolve().parent.parent / "cleanrl"
-CHECKPOINTS = ("checkpoint.msgpack", "checkpoint.pt", "model.safetensors")  # what JAX, PyTorch and the Hub call it
-TRAINING_ONLY = r"(.*_)?(optimizer|rng)|opt_state|target_.*|buffer|added|league|world|key|rnd|bonus_filter"
+CHECKPOINTS = (
+    "checkpoint.msgpack",
+    "checkpoint.pt",
+    "model.safetensors",
+)  # what JAX, PyTorch and the Hub call it
+TRAINING_ONLY = (
+    r"(.*_)?(optimizer|rng)|opt_state|target_.*|buffer|added|league|world|key|rnd|bonus_filter"
+)
 TRAINING_ONLY = re.compile(TRAINING_ONLY)  # parts of a checkpoint
 GRID_CELLS = 9  # checkpoints in one video
 GRID_WIDTH = 1280  # pixels
@@ -40,12 +46,18 @@ class Args:
     ] = ()  # its folder, or hf://entity/repository; for --grid also several, or checkpoints
     episodes: int = 10  # episodes to play
     seed: int = 1000  # seed of the environments and of the sampled actions
-    epsilon: float = 0.0  # chance of a random action, for agents that explored that way; 0.05 or 0.001 in papers
+    epsilon: float = (
+        0.0  # chance of a random action, for agents that explored that way; 0.05 or 0.001 in papers
+    )
     video: bool = False  # record every episode into the run's folder videos/
     grid: bool = False  # instead, one video in which checkpoints play side by side: the run's snapshots, or those given
     snapshots: bool = False  # instead, beside its training, keep what each checkpoint learned, in the run's folder snapshots/
-    file: Path | None = None  # algorithm file to take the policy from, if it is not one of cleanrl/ by the run's name
-    env_id: str | None = None  # environment to play in, if it is another than the run's or one that has to be imported
+    file: Path | None = (
+        None  # algorithm file to take the policy from, if it is not one of cleanrl/ by the run's name
+    )
+    env_id: str | None = (
+        None  # environment to play in, if it is another than the run's or one that has to be imported
+    )
     exp_name: str | None = None  # play a model of the Hub: the one of this experiment and --env-id
     run_seed: int = 1  # and of this seed
     hf_entity: str = "cleanrl"  # and of this user or organization
@@ -57,7 +69,9 @@ def read_run(run_folder):
         about = json.loads((run_folder / "run.json").read_text())
         return about.get("file") or about["args"]["exp_name"] + ".py", dict(about["args"])
     except Exception as error:
-        problem = f"{run_folder} is not the folder of a run: run.json: {type(error).__name__}: {error}"
+        problem = (
+            f"{run_folder} is not the folder of a run: run.json: {type(error).__name__}: {error}"
+        )
         raise SystemExit(problem.splitlines()[0]) from None
 
 
@@ -94,30 +108,46 @@ def read_safetensors(path):
             place = checkpoint
             for parent in parents:
                 place = place.setdefault(parent, {})
-            place[name] = torch.from_numpy(file.get_tensor(flat_name)) if is_torch else file.get_tensor(flat_name)
+            place[name] = (
+                torch.from_numpy(file.get_tensor(flat_name))
+                if is_torch
+                else file.get_tensor(flat_name)
+            )
     return checkpoint
 
 
 def learned(checkpoint):
     """The parts of a checkpoint that the agent learned, without those that only more training needs."""
     kept = {name: part for name, part in checkpoint.items() if not TRAINING_ONLY.fullmatch(name)}
-    if any(isinstance(part, dict) for part in kept.get("agent", {}).values()):  # JAX has them a level below
-        kept["agent"] = {name: part for name, part in kept["agent"].items() if not TRAINING_ONLY.fullmatch(name)}
+    if any(
+        isinstance(part, dict) for part in kept.get("agent", {}).values()
+    ):  # JAX has them a level below
+        kept["agent"] = {
+            name: part for name, part in kept["agent"].items() if not TRAINING_ONLY.fullmatch(name)
+        }
     return kept
 
 
-def make_agent(run_folder, checkpoint, render_mode=None, file=None, env_id=None, epsilon=0.0, seed=0):
+def make_agent(
+    run_folder, checkpoint, render_mode=None, file=None, env_id=None, epsilon=0.0, seed=0
+):
     """One environment of the run's kind and the policy that plays in it."""
     file_name, run_args = read_run(run_folder)
-    file = file or ALGORITHMS / Path(str(file_name)).name  # a stranger's file is never run, only ours of that name
+    file = (
+        file or ALGORITHMS / Path(str(file_name)).name
+    )  # a stranger's file is never run, only ours of that name
     if not file.is_file():
         raise SystemExit(f"there is no {file}: say with --file which algorithm file made this run")
     run_args["env_id"] = str(env_id or run_args.get("env_id"))
     if ":" in run_args["env_id"] and not env_id:  # part of the id is a module to import
-        raise SystemExit(f"playing will import {run_args['env_id']}: if you trust it, add --env-id {run_args['env_id']}")
+        raise SystemExit(
+            f"playing will import {run_args['env_id']}: if you trust it, add --env-id {run_args['env_id']}"
+        )
     algorithm = runpy.run_path(str(file))
     if epsilon and not hasattr(algorithm["Args"], "end_e"):
-        raise SystemExit(f"--epsilon is for agents that explored that way, which those of {file.name} did not")
+        raise SystemExit(
+            f"--epsilon is for agents that explored that way, which those of {file.name} did not"
+        )
     try:
         envs = algorithm["make_envs"](algorithm["Args"](**run_args), 1, render_mode)
         policy = algorithm["load_policy"](checkpoint, envs)
@@ -125,7 +155,9 @@ def make_agent(run_folder, checkpoint, render_mode=None, file=None, env_id=None,
         assert render_mode is None or can_render, "the environment does not render rgb_array"
     except Exception as error:
         problem = f"cannot rebuild the agent of {run_folder}: {type(error).__name__}: {error}"
-        raise SystemExit(" ".join(problem.split())[:500]) from None  # PyTorch says which weights do not fit in further lines
+        raise SystemExit(
+            " ".join(problem.split())[:500]
+        ) from None  # PyTorch says which weights do not fit in further lines
     rng, space = np.random.default_rng(seed), envs.single_action_space
 
     def explore(obs, is_last):
@@ -148,16 +180,23 @@ def play(envs, policy, episodes, seed, videos=()):
             video.write_frame(frame)
         obs, _, terminated, truncated, infos = envs.step(policy(obs, is_last))
         is_last = terminated | truncated
-        is_over = "episode" in infos and bool(infos["_episode"].any())  # the whole one, not that of a life
+        is_over = "episode" in infos and bool(
+            infos["_episode"].any()
+        )  # the whole one, not that of a life
         if is_over and video:
             video.write_frame(draw(envs))
             video = video.close()
         if is_over:
             returns.append(float(infos["episode"]["r"][0]))
             lengths.append(int(infos["episode"]["l"][0]))
-            others = ", ".join(f"{other:.2f}" for other in infos["episode"]["r"][1:])  # in self-play, on the other rows
+            others = ", ".join(
+                f"{other:.2f}" for other in infos["episode"]["r"][1:]
+            )  # in self-play, on the other rows
             others = f" (returns of the other players: {others})" if others else ""
-            print(f"episode {len(returns)}: return {returns[-1]:.2f}, length {lengths[-1]}{others}", flush=True)
+            print(
+                f"episode {len(returns)}: return {returns[-1]:.2f}, length {lengths[-1]}{others}",
+                flush=True,
+            )
     return returns, lengths
 
 
@@ -174,7 +213,13 @@ def new_video(path, size, envs):
 
     path.parent.mkdir(exist_ok=True)
     path.unlink(missing_ok=True)  # never write through a stranger's link
-    return FFMPEG_VideoWriter(str(path), size, envs.metadata.get("render_fps", 30), preset="veryfast", pixel_format="rgb24")
+    return FFMPEG_VideoWriter(
+        str(path),
+        size,
+        envs.metadata.get("render_fps", 30),
+        preset="veryfast",
+        pixel_format="rgb24",
+    )
 
 
 def evaluate(run_folder, checkpoint, episodes=10, seed=1000, num_videos=0, **choices):
@@ -182,7 +227,10 @@ def evaluate(run_folder, checkpoint, episodes=10, seed=1000, num_videos=0, **cho
     torch.manual_seed(seed)
     render_mode = "rgb_array" if num_videos else None
     env_id, envs, policy = make_agent(run_folder, checkpoint, render_mode, seed=seed, **choices)
-    videos = [run_folder / "videos" / f"eval-seed-{seed}-episode-{episode}.mp4" for episode in range(num_videos)]
+    videos = [
+        run_folder / "videos" / f"eval-seed-{seed}-episode-{episode}.mp4"
+        for episode in range(num_videos)
+    ]
     returns, lengths = play(envs, policy, episodes, seed, videos)
     envs.close()
     print(f"mean return over {episodes} episodes: {np.mean(returns):.2f} ± {np.std(returns):.2f}")
@@ -190,7 +238,10 @@ def evaluate(run_folder, checkpoint, episodes=10, seed=1000, num_videos=0, **cho
     from torch.utils.tensorboard import SummaryWriter  # late: it is slow to import
 
     evaluation = {"env_id": env_id, "seed": seed, "epsilon": choices.get("epsilon", 0.0)}
-    evaluation |= {"global_step": int(checkpoint.get("global_step", 0)), "mean": float(np.mean(returns))}
+    evaluation |= {
+        "global_step": int(checkpoint.get("global_step", 0)),
+        "mean": float(np.mean(returns)),
+    }
     evaluation |= {"std": float(np.std(returns)), "returns": returns, "lengths": lengths}
     (run_folder / "eval.tmp").unlink(missing_ok=True)  # never write through a stranger's link
     (run_folder / "eval.tmp").write_text(json.dumps(evaluation, indent=2))
@@ -210,7 +261,10 @@ def keep_snapshots(folders, seconds=0.5):
     started, seen, ended = time.time(), {}, set()
     while not set(folders) <= ended:
         parents = [folder for folder in folders if not (folder / "run.json").exists()]
-        for run_folder in {*folders, *(path.parent for folder in parents for path in folder.glob("*/run.json"))} - {*parents}:
+        for run_folder in {
+            *folders,
+            *(path.parent for folder in parents for path in folder.glob("*/run.json")),
+        } - {*parents}:
             path = find_checkpoint(run_folder)
             if not path.exists() or seen.get(run_folder) == path.stat().st_mtime_ns:
                 continue
@@ -231,7 +285,9 @@ def keep_snapshots(folders, seconds=0.5):
             processes = json.loads((run_folder / "run.json").read_text()).get("world_size", 1)
             num_envs = args.get("num_envs", processes * args.get("local_num_envs", 1))
             iteration = num_envs * args.get("num_steps", args.get("train_frequency", 1))
-            if step + iteration > args.get("total_timesteps", math.inf):  # runs end with their last whole iteration
+            if step + iteration > args.get(
+                "total_timesteps", math.inf
+            ):  # runs end with their last whole iteration
                 ended.add(run_folder)
         if not set(folders) <= ended:
             time.sleep(seconds)
@@ -271,14 +327,23 @@ def make_grid(checkpoints, path, seed=1000, **choices):
         name = f"{args.get('exp_name')} {args.get('seed')}, " if several_runs else ""
         captions.append(f"{name}step {int(checkpoint.get('global_step', 0)):,}")
     states = [(envs.reset(seed=seed)[0], np.zeros(1, dtype=bool)) for envs, _ in agents]
-    frames, returns, is_over = [draw(envs) for envs, _ in agents], [0.0] * len(agents), [False] * len(agents)
+    frames, returns, is_over = (
+        [draw(envs) for envs, _ in agents],
+        [0.0] * len(agents),
+        [False] * len(agents),
+    )
 
     columns = math.ceil(len(agents) ** 0.5)
     height, width = frames[0].shape[:2]
     scale = min(max(1.0, 240 / width), GRID_WIDTH / columns / width)  # a caption needs some room
-    size = width, height = round(scale * width / 2) * 2, round(scale * height / 2) * 2  # encoders want even numbers
+    size = width, height = (
+        round(scale * width / 2) * 2,
+        round(scale * height / 2) * 2,
+    )  # encoders want even numbers
     places = [(i % columns * (width + 4), i // columns * (height + 24)) for i in range(len(agents))]
-    picture = Image.new("RGB", (columns * (width + 4), math.ceil(len(agents) / columns) * (height + 24)))
+    picture = Image.new(
+        "RGB", (columns * (width + 4), math.ceil(len(agents) / columns) * (height + 24))
+    )
     fps, part = agents[0][0].metadata.get("render_fps", 30), path.with_suffix(".tmp.mp4")
     with new_video(part, picture.size, agents[0][0]) as video:
         for step in range(GRID_STEPS):
@@ -288,10 +353,18 @@ def make_grid(checkpoints, path, seed=1000, **choices):
                 if step > 0:
                     obs, rewards, terminated, truncated, infos = envs.step(policy(*states[i]))
                     states[i], frames[i] = (obs, terminated | truncated), draw(envs)
-                    is_over[i] = "episode" in infos and bool(infos["_episode"].any())  # the whole one, not that of a life
-                    returns[i] = float(infos["episode"]["r"][0]) if is_over[i] else returns[i] + float(rewards[0])
+                    is_over[i] = "episode" in infos and bool(
+                        infos["_episode"].any()
+                    )  # the whole one, not that of a life
+                    returns[i] = (
+                        float(infos["episode"]["r"][0])
+                        if is_over[i]
+                        else returns[i] + float(rewards[0])
+                    )
                 frame = frames[i] // 2 if is_over[i] else frames[i]  # what is over gets dark
-                draw_cell(picture, places[i], size, frame, f"{captions[i]}, return {returns[i]:.1f}")
+                draw_cell(
+                    picture, places[i], size, frame, f"{captions[i]}, return {returns[i]:.1f}"
+                )
             video.write_frame(np.asarray(picture))
             if all(is_over):
                 break
@@ -301,7 +374,9 @@ def make_grid(checkpoints, path, seed=1000, **choices):
         envs.close()
     os.replace(part, path)
     for caption, episodic_return, over in zip(captions, returns, is_over, strict=True):
-        print(f"{caption}: return {episodic_return:.2f}{'' if over else f' after {GRID_STEPS:,} steps, not over'}")
+        print(
+            f"{caption}: return {episodic_return:.2f}{'' if over else f' after {GRID_STEPS:,} steps, not over'}"
+        )
     print(f"video: {path}")
 
 
@@ -313,23 +388,33 @@ def locate(word):
         word = pull(word)
     path = Path(word)
     if path.is_file():
-        return next((folder for folder in path.parents if (folder / "run.json").exists()), path.parent), path
+        return next(
+            (folder for folder in path.parents if (folder / "run.json").exists()), path.parent
+        ), path
     return path, find_checkpoint(path)
 
 
 def main():
     args = tyro.cli(Args, description=__doc__)
-    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # pygame looks for a sound card, and complains where there is none
+    os.environ.setdefault(
+        "SDL_AUDIODRIVER", "dummy"
+    )  # pygame looks for a sound card, and complains where there is none
     if args.exp_name is not None:
         if args.run or args.env_id is None:
             raise SystemExit("--exp-name needs --env-id, and stands for the run: give no other")
         from cleanrl_utils.hub import repo_name
 
-        args.run = (f"hf://{args.hf_entity}/{repo_name(args.env_id, args.exp_name, args.run_seed)}",)
+        args.run = (
+            f"hf://{args.hf_entity}/{repo_name(args.env_id, args.exp_name, args.run_seed)}",
+        )
     if args.episodes < 1 or not 0 <= args.seed < 2**31 or not 0 <= args.epsilon <= 1:
-        raise SystemExit("--episodes must be at least 1, and --seed lie between 0 and 2**31 - 1, --epsilon between 0 and 1")
+        raise SystemExit(
+            "--episodes must be at least 1, and --seed lie between 0 and 2**31 - 1, --epsilon between 0 and 1"
+        )
     if not args.run or (len(args.run) > 1 and not (args.grid or args.snapshots)):
-        raise SystemExit("say which run to watch: its folder, hf://entity/repository, or --exp-name and --env-id")
+        raise SystemExit(
+            "say which run to watch: its folder, hf://entity/repository, or --exp-name and --env-id"
+        )
     found = [locate(word) for word in args.run]
     run_folder, path = found[0]
     choices = dict(file=args.file, env_id=args.env_id, epsilon=args.epsilon)
@@ -344,11 +429,20 @@ def main():
             found = [(run_folder, snapshot) for snapshot in snapshots_of(run_folder)]
         if not 1 < len(found) <= GRID_CELLS:
             many = f"{run_folder} has one checkpoint: run --snapshots beside its training to keep more of them"
-            raise SystemExit(many if len(found) == 1 else f"a grid shows up to {GRID_CELLS} checkpoints")
+            raise SystemExit(
+                many if len(found) == 1 else f"a grid shows up to {GRID_CELLS} checkpoints"
+            )
         make_grid(found, run_folder / "videos" / "learning.mp4", args.seed, **choices)
     else:
         read_run(run_folder)
-        evaluate(run_folder, load_checkpoint(path), args.episodes, args.seed, args.episodes if args.video else 0, **choices)
+        evaluate(
+            run_folder,
+            load_checkpoint(path),
+            args.episodes,
+            args.seed,
+            args.episodes if args.video else 0,
+            **choices,
+        )
         if args.video:
             print(f"videos: {run_folder / 'videos'}")
 

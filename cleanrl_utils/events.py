@@ -20,13 +20,17 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
 CACHE, FORMAT = "events.cache.npz", 1
 LARGEST_SCALARS = 4096  # bytes; longer records are images and the like
-MOST_LAYOUTS = 100  # of records of one length; where there are more, the others are parsed one by one
+MOST_LAYOUTS = (
+    100  # of records of one length; where there are more, the others are parsed one by one
+)
 
 
 def make_crc_table():
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
-        table = (table >> 1) ^ (table & 1) * np.uint32(0x82F63B78)  # Castagnoli's polynomial, bits reversed
+        table = (table >> 1) ^ (table & 1) * np.uint32(
+            0x82F63B78
+        )  # Castagnoli's polynomial, bits reversed
     return table
 
 
@@ -37,7 +41,9 @@ def checksums(data, starts, lengths):
     """TFRecord's masked CRC-32C of many pieces of data, byte by byte, but all pieces at once."""
     order = np.argsort(-lengths, kind="stable")
     starts, crc = starts[order], np.full(len(order), 0xFFFFFFFF, dtype=np.uint32)
-    reaching = np.searchsorted(-lengths[order], -np.arange(lengths.max(initial=0)), side="left")  # pieces longer than i bytes
+    reaching = np.searchsorted(
+        -lengths[order], -np.arange(lengths.max(initial=0)), side="left"
+    )  # pieces longer than i bytes
     for i, n in enumerate(reaching):
         crc[:n] = CRC_TABLE[(crc[:n] ^ data[starts[:n] + i]) & 0xFF] ^ (crc[:n] >> 8)
     crc = ~crc
@@ -93,7 +99,13 @@ def find_layout(record, event):
     places, position = [], 10 + step_bytes
     for value in event.summary.value:
         tag = value.tag.encode()
-        written = b"\x0a" + bytes([min(len(tag), 127)]) + tag + b"\x15" + struct.pack("<f", value.simple_value)
+        written = (
+            b"\x0a"
+            + bytes([min(len(tag), 127)])
+            + tag
+            + b"\x15"
+            + struct.pack("<f", value.simple_value)
+        )
         position = record.find(written, position) + len(written)
         if position < len(written):  # it is not there
             return None
@@ -138,11 +150,15 @@ def decode(data, starts, lengths):
             alike = ~is_read & (rows[:, ~is_number] == rows[k, ~is_number]).all(1)
             alike &= ((rows[:, step_at] < 128) == (rows[k, step_at] < 128)).all(1)
             is_read |= alike
-            step = ((rows[alike, step_at].astype(np.int64) & 127) << 7 * np.arange(layout[0])).sum(1)
+            step = ((rows[alike, step_at].astype(np.int64) & 127) << 7 * np.arange(layout[0])).sum(
+                1
+            )
             wall_time = rows[alike, 1:9].copy().view("<f8")[:, 0]
             for tag, at in places:
                 value = rows[alike, at : at + 4].copy().view("<f4")[:, 0]
-                scalars.setdefault(tag, []).append(np.stack([numbers[alike], step, value, wall_time], axis=1))
+                scalars.setdefault(tag, []).append(
+                    np.stack([numbers[alike], step, value, wall_time], axis=1)
+                )
     return scalars, sorted(restarts), unreadable
 
 
@@ -154,14 +170,23 @@ def parse(paths):
             *records, problem = read_records(path)
             found, restarts, unreadable = decode(*records)
         except OSError as error:
-            found, restarts, unreadable, problem = {}, [], 0, f"{path.name} cannot be read: {error.strerror}"
+            found, restarts, unreadable, problem = (
+                {},
+                [],
+                0,
+                f"{path.name} cannot be read: {error.strerror}",
+            )
         problems += [problem] if problem else []
-        problems += [f"{path.name} has {unreadable:,} records that are no events"] if unreadable else []
+        problems += (
+            [f"{path.name} has {unreadable:,} records that are no events"] if unreadable else []
+        )
         new = {tag: np.concatenate(rows) for tag, rows in found.items()}
         new = {tag: rows[np.argsort(rows[:, 0], kind="stable")] for tag, rows in new.items()}
         for number, step in restarts:  # what came before, at this step or later, is void
             scalars = {tag: rows[rows[:, 0] < step] for tag, rows in scalars.items()}
-            new = {tag: rows[(rows[:, 0] > number) | (rows[:, 1] < step)] for tag, rows in new.items()}
+            new = {
+                tag: rows[(rows[:, 0] > number) | (rows[:, 1] < step)] for tag, rows in new.items()
+            }
         elapsed = max((rows[-1, 2] for rows in scalars.values() if len(rows)), default=0.0)
         start = min((rows[0, 3] for rows in new.values() if len(rows)), default=0.0)
         for tag, rows in new.items():
@@ -175,7 +200,9 @@ def read_cache(path, stamps):
     try:
         if path.is_symlink() or not path.is_file():
             return None
-        with zipfile.ZipFile(path) as parts:  # no bombs: what is stored is no larger than what it was read from allows
+        with zipfile.ZipFile(
+            path
+        ) as parts:  # no bombs: what is stored is no larger than what it was read from allows
             if any(part.compress_type != zipfile.ZIP_STORED for part in parts.infolist()):
                 return None
         with np.load(path, allow_pickle=False) as cache:
@@ -183,7 +210,10 @@ def read_cache(path, stamps):
             if about["format"] != FORMAT or about["stamps"] != stamps:
                 return None
             scalars = {str(tag): cache[str(i)] for i, tag in enumerate(about["tags"])}
-        if not all(rows.dtype == np.float64 and rows.ndim == 2 and rows.shape[1] == 3 for rows in scalars.values()):
+        if not all(
+            rows.dtype == np.float64 and rows.ndim == 2 and rows.shape[1] == 3
+            for rows in scalars.values()
+        ):
             return None
         return scalars, [str(problem) for problem in about["problems"]]
     except Exception:
@@ -191,7 +221,9 @@ def read_cache(path, stamps):
 
 
 def write_cache(path, stamps, scalars, problems):
-    about = json.dumps({"format": FORMAT, "stamps": stamps, "tags": list(scalars), "problems": problems}).encode()
+    about = json.dumps(
+        {"format": FORMAT, "stamps": stamps, "tags": list(scalars), "problems": problems}
+    ).encode()
     arrays = {str(i): rows for i, rows in enumerate(scalars.values())}
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     try:

@@ -27,7 +27,9 @@ import tyro
 from cleanrl_utils import enjoy
 from cleanrl_utils.events import read_events
 
-LIMIT = 2**28  # bytes: larger files are neither pushed nor pulled; our largest weights have a tenth of that
+LIMIT = (
+    2**28
+)  # bytes: larger files are neither pushed nor pulled; our largest weights have a tenth of that
 WANTED = re.compile(
     r"README\.md|run\.json|eval\.json|model\.safetensors|curve\.png|replay\.mp4|learning\.mp4|"
     r"events\.out\.tfevents\.[\w.-]+|[\w-]+\.py|[\w-]+\.cleanrl_model"
@@ -61,7 +63,9 @@ class Push:
     hf_entity: str  # user or organization to share it as; log in with `hf auth login`
     private: bool = False  # only for those who are allowed to see it
     episodes: int = 10  # episodes to evaluate, if the run's last checkpoint was not evaluated yet
-    file: Path | None = None  # algorithm file that trained it, if it is not one of cleanrl/ by the run's name
+    file: Path | None = (
+        None  # algorithm file that trained it, if it is not one of cleanrl/ by the run's name
+    )
     env_id: str | None = None  # its environment, if that is one that has to be imported
 
 
@@ -80,9 +84,15 @@ def repo_name(env_id, exp_name, seed):
 
 
 def need_extra():
-    missing = [name for name in ("huggingface_hub", "matplotlib", "safetensors") if importlib.util.find_spec(name) is None]
+    missing = [
+        name
+        for name in ("huggingface_hub", "matplotlib", "safetensors")
+        if importlib.util.find_spec(name) is None
+    ]
     if missing:
-        raise SystemExit(f"{', '.join(missing)} is not installed: install the extra hub of pyproject.toml")
+        raise SystemExit(
+            f"{', '.join(missing)} is not installed: install the extra hub of pyproject.toml"
+        )
 
 
 def one_line(what, error):
@@ -116,7 +126,9 @@ def save_weights(checkpoint, path):
     parts = dict(flatten(checkpoint))
     framework = "pt" if any(isinstance(part, torch.Tensor) for part in parts.values()) else "np"
     save_file(
-        {name: np.require(np.asarray(part), requirements="C") for name, part in parts.items()}, path, {"format": framework}
+        {name: np.require(np.asarray(part), requirements="C") for name, part in parts.items()},
+        path,
+        {"format": framework},
     )
 
 
@@ -137,7 +149,12 @@ def draw_curve(steps, returns, title, path):
     axes.plot(steps, returns, ".", markersize=2, alpha=0.3, color="tab:blue", label="each episode")
     ends, sums = np.arange(1, len(returns) + 1), np.cumsum([0, *returns])
     starts = np.maximum(0, ends - 100)
-    axes.plot(steps, (sums[ends] - sums[starts]) / (ends - starts), color="tab:blue", label="mean of the last 100")
+    axes.plot(
+        steps,
+        (sums[ends] - sums[starts]) / (ends - starts),
+        color="tab:blue",
+        label="mean of the last 100",
+    )
     axes.set(xlabel="environment steps", ylabel="episodic return", title=title)
     axes.legend(loc="best")
     axes.grid(alpha=0.3)
@@ -161,10 +178,18 @@ def command_of(file_name, args, defaults):
     """The command that starts the run again: the flags that are not the file's own."""
     words = ["python", f"cleanrl/{file_name}"]
     for name, value in args.items():
-        if name in ("exp_name", "resume") or (name in vars(defaults) and vars(defaults)[name] == value) or value is None:
+        if (
+            name in ("exp_name", "resume")
+            or (name in vars(defaults) and vars(defaults)[name] == value)
+            or value is None
+        ):
             continue
         flag = name.replace("_", "-")
-        words += [f"--{'' if value else 'no-'}{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+        words += (
+            [f"--{'' if value else 'no-'}{flag}"]
+            if isinstance(value, bool)
+            else [f"--{flag}", str(value)]
+        )
     return " ".join(words)
 
 
@@ -176,18 +201,43 @@ def write_card(folder, repo_id, about, evaluation, returns, source_note, default
     env_id, exp_name = args["env_id"], args["exp_name"]
     result = f"{evaluation['mean']:.2f} +/- {evaluation['std']:.2f}"
     task = dict(task_type="reinforcement-learning", task_name="reinforcement-learning")
-    of = dict(dataset_type=env_id, dataset_name=env_id, metric_type="mean_reward", metric_name="mean_reward")
-    tags = [env_id, "deep-reinforcement-learning", "reinforcement-learning", "custom-implementation", "cleanrl"]
+    of = dict(
+        dataset_type=env_id,
+        dataset_name=env_id,
+        metric_type="mean_reward",
+        metric_name="mean_reward",
+    )
+    tags = [
+        env_id,
+        "deep-reinforcement-learning",
+        "reinforcement-learning",
+        "custom-implementation",
+        "cleanrl",
+    ]
     data = ModelCardData(
         library_name="cleanrl",
         tags=tags,
         model_name=exp_name,
         eval_results=[EvalResult(**task, **of, metric_value=result)],
     )
-    epsilon = f", a random action with chance {evaluation['epsilon']}" if evaluation.get("epsilon") else ""
-    last = f"{returns[-100:].mean():.2f} ± {returns[-100:].std():.2f}" if len(returns) else "not logged"
-    header = (folder / file_name).read_text().partition("\n# ///\n")[0]  # names the packages that the file needs
-    packages = {name: v for name, v in about.get("packages", {}).items() if re.search(rf'"{re.escape(name)}[\[>]', header)}
+    epsilon = (
+        f", a random action with chance {evaluation['epsilon']}"
+        if evaluation.get("epsilon")
+        else ""
+    )
+    last = (
+        f"{returns[-100:].mean():.2f} ± {returns[-100:].std():.2f}"
+        if len(returns)
+        else "not logged"
+    )
+    header = (
+        (folder / file_name).read_text().partition("\n# ///\n")[0]
+    )  # names the packages that the file needs
+    packages = {
+        name: v
+        for name, v in about.get("packages", {}).items()
+        if re.search(rf'"{re.escape(name)}[\[>]', header)
+    }
     versions = {"python": about.get("python"), **packages}
     there = {path.name for path in folder.iterdir()}
     lines = [
@@ -199,8 +249,16 @@ def write_card(folder, repo_id, about, evaluation, returns, source_note, default
         f"{evaluation['mean']:.2f} ± {evaluation['std']:.2f} |",
         f"| last {min(100, len(returns))} training episodes | {last} |\n",
         *(["![return of each training episode](curve.png)\n"] if "curve.png" in there else []),
-        *(["One of these episodes: [replay.mp4](replay.mp4).\n"] if "replay.mp4" in there else ["There is no video.\n"]),
-        *(["How the agent learned: [learning.mp4](learning.mp4).\n"] if "learning.mp4" in there else []),
+        *(
+            ["One of these episodes: [replay.mp4](replay.mp4).\n"]
+            if "replay.mp4" in there
+            else ["There is no video.\n"]
+        ),
+        *(
+            ["How the agent learned: [learning.mp4](learning.mp4).\n"]
+            if "learning.mp4" in there
+            else []
+        ),
         "## Use\n",
         f"```bash\npython -m cleanrl_utils.enjoy hf://{repo_id}\n```\n",
         "The weights are `model.safetensors`; `load_policy` in CleanRL's file of the same name makes a policy of them.\n",
@@ -226,23 +284,32 @@ def push(run_folder, hf_entity, private=False, episodes=10, file=None, env_id=No
 
     disable_progress_bars()
     file_name, args = enjoy.read_run(run_folder)
-    about = json.loads((run_folder / "run.json").read_text()) | {"file": Path(file_name).name, "args": args}
+    about = json.loads((run_folder / "run.json").read_text()) | {
+        "file": Path(file_name).name,
+        "args": args,
+    }
     file = file or enjoy.ALGORITHMS / about["file"]
     if not file.is_file():
         raise SystemExit(f"there is no {file}: say with --file which algorithm file made this run")
     if missing := {"env_id", "exp_name", "seed"} - args.keys():
-        raise SystemExit(f"{run_folder} is not the folder of a run: run.json does not tell {', '.join(sorted(missing))}")
+        raise SystemExit(
+            f"{run_folder} is not the folder of a run: run.json does not tell {', '.join(sorted(missing))}"
+        )
     repo_id = f"{hf_entity}/{repo_name(args['env_id'], args['exp_name'], args['seed'])}"
     checkpoint_path = enjoy.find_checkpoint(run_folder)
     with tempfile.TemporaryDirectory() as staging:
         folder = Path(staging)
         weights = enjoy.learned(enjoy.load_checkpoint(run_folder))
         save_weights(weights, folder / "model.safetensors")
-        weights = enjoy.load_checkpoint(folder / "model.safetensors")  # what is evaluated is what others will load
+        weights = enjoy.load_checkpoint(
+            folder / "model.safetensors"
+        )  # what is evaluated is what others will load
         evaluation = last_evaluation(run_folder, checkpoint_path, weights)
         if evaluation is None:
             try:
-                evaluation = enjoy.evaluate(run_folder, weights, episodes, num_videos=1, file=file, env_id=env_id)
+                evaluation = enjoy.evaluate(
+                    run_folder, weights, episodes, num_videos=1, file=file, env_id=env_id
+                )
             except SystemExit as problem:
                 if "does not render" not in str(problem):
                     raise
@@ -253,26 +320,54 @@ def push(run_folder, hf_entity, private=False, episodes=10, file=None, env_id=No
         (folder / about["file"]).write_text(source)
         steps, returns = training_returns(run_folder)
         if len(returns):
-            draw_curve(steps, returns, f"{args['exp_name']} on {args['env_id']}, seed {args['seed']}", folder / "curve.png")
+            draw_curve(
+                steps,
+                returns,
+                f"{args['exp_name']} on {args['env_id']}, seed {args['seed']}",
+                folder / "curve.png",
+            )
         for i, events in enumerate(sorted(run_folder.glob("events.out.tfevents.*"))):
-            shutil.copy(events, folder / f"events.out.tfevents.{i:04}")  # without the name of the machine
+            shutil.copy(
+                events, folder / f"events.out.tfevents.{i:04}"
+            )  # without the name of the machine
         if replay := newest_replay(run_folder):
             shutil.copy(replay, folder / "replay.mp4")
         if (run_folder / "videos" / "learning.mp4").exists():
             shutil.copy(run_folder / "videos" / "learning.mp4", folder)
-        write_card(folder, repo_id, about, evaluation, returns, source_note, runpy.run_path(str(file))["Args"]())
+        write_card(
+            folder,
+            repo_id,
+            about,
+            evaluation,
+            returns,
+            source_note,
+            runpy.run_path(str(file))["Args"](),
+        )
         for path in [path for path in folder.iterdir() if path.stat().st_size > LIMIT]:
             if path.name == "model.safetensors":
-                raise SystemExit(f"cannot push {run_folder}: its weights have more than {LIMIT >> 20} MiB")
+                raise SystemExit(
+                    f"cannot push {run_folder}: its weights have more than {LIMIT >> 20} MiB"
+                )
             print(f"left out, since it has more than {LIMIT >> 20} MiB: {path.name}")
             path.unlink()
-        size, count = sum(path.stat().st_size for path in folder.iterdir()), len(list(folder.iterdir()))
+        size, count = (
+            sum(path.stat().st_size for path in folder.iterdir()),
+            len(list(folder.iterdir())),
+        )
         try:
             api = HfApi()
             url = api.create_repo(repo_id, private=private, exist_ok=True)
-            old = ["events.out.tfevents.*", "*.mp4", "*.png", "*.cleanrl_model"]  # of an earlier push, if not of this one
+            old = [
+                "events.out.tfevents.*",
+                "*.mp4",
+                "*.png",
+                "*.cleanrl_model",
+            ]  # of an earlier push, if not of this one
             api.upload_folder(
-                repo_id=repo_id, folder_path=folder, delete_patterns=old, commit_message=f"Step {evaluation['global_step']:,}"
+                repo_id=repo_id,
+                folder_path=folder,
+                delete_patterns=old,
+                commit_message=f"Step {evaluation['global_step']:,}",
             )
         except Exception as error:
             raise one_line(f"push to {repo_id}", error) from None
@@ -281,17 +376,27 @@ def push(run_folder, hf_entity, private=False, episodes=10, file=None, env_id=No
 
 
 def newest_replay(run_folder):
-    return max(run_folder.glob("videos/eval-*-episode-0.mp4"), key=lambda path: path.stat().st_mtime, default=None)
+    return max(
+        run_folder.glob("videos/eval-*-episode-0.mp4"),
+        key=lambda path: path.stat().st_mtime,
+        default=None,
+    )
 
 
 def last_evaluation(run_folder, checkpoint_path, weights):
     """eval.json, if it is of the last checkpoint and comes with a video."""
     replay = newest_replay(run_folder)
-    if replay is None or replay.stat().st_mtime < checkpoint_path.stat().st_mtime or not (run_folder / "eval.json").exists():
+    if (
+        replay is None
+        or replay.stat().st_mtime < checkpoint_path.stat().st_mtime
+        or not (run_folder / "eval.json").exists()
+    ):
         return None
     try:
         evaluation = json.loads((run_folder / "eval.json").read_text())
-        return evaluation if evaluation["global_step"] == int(weights.get("global_step", 0)) else None
+        return (
+            evaluation if evaluation["global_step"] == int(weights.get("global_step", 0)) else None
+        )
     except (ValueError, KeyError):
         return None
 
@@ -299,16 +404,29 @@ def last_evaluation(run_folder, checkpoint_path, weights):
 def check_names_and_sizes(repo_id, files):
     """The files to fetch; a repository that has none of ours, or tries tricks, is refused as a whole."""
     for name in files:
-        if name.startswith(("/", "~")) or {".", ".."} & {*name.split("/")} or "\\" in name or not name.isprintable():
+        if (
+            name.startswith(("/", "~"))
+            or {".", ".."} & {*name.split("/")}
+            or "\\" in name
+            or not name.isprintable()
+        ):
             raise SystemExit(f"refused {repo_id}: it has a file named {name!r}")
     wanted = {name: size for name, size in files.items() if WANTED.fullmatch(name)}
     for name, size in wanted.items():
         if size is None or size > LIMIT:
-            raise SystemExit(f"refused {repo_id}: {name} has {size or 'unknown'} bytes, more than {LIMIT >> 20} MiB")
+            raise SystemExit(
+                f"refused {repo_id}: {name} has {size or 'unknown'} bytes, more than {LIMIT >> 20} MiB"
+            )
     if sum(wanted.values()) > 2 * LIMIT or len(wanted) > 100:
-        raise SystemExit(f"refused {repo_id}: {len(wanted)} files of {sum(wanted.values()) >> 20} MiB are too many")
-    if not {"run.json", "model.safetensors"} <= wanted.keys() and not any(name.endswith(".cleanrl_model") for name in wanted):
-        raise SystemExit(f"refused {repo_id}: it has neither run.json with model.safetensors nor a .cleanrl_model")
+        raise SystemExit(
+            f"refused {repo_id}: {len(wanted)} files of {sum(wanted.values()) >> 20} MiB are too many"
+        )
+    if not {"run.json", "model.safetensors"} <= wanted.keys() and not any(
+        name.endswith(".cleanrl_model") for name in wanted
+    ):
+        raise SystemExit(
+            f"refused {repo_id}: it has neither run.json with model.safetensors nor a .cleanrl_model"
+        )
     return list(wanted)
 
 
@@ -321,7 +439,9 @@ def pull(repository, into=Path("runs")):
     disable_progress_bars()
     repo_id = str(repository).removeprefix("hf://").rstrip("/")
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo_id):
-        raise SystemExit(f"{repository} is not the name of a repository: it should be entity/repository")
+        raise SystemExit(
+            f"{repository} is not the name of a repository: it should be entity/repository"
+        )
     try:
         info = HfApi().model_info(repo_id, files_metadata=True)
     except Exception as error:
@@ -343,7 +463,9 @@ def pull(repository, into=Path("runs")):
                 raise one_line(f"fetch {name} of {repo_id}", error) from None
             if os.path.getsize(fetched) > LIMIT:
                 raise SystemExit(f"refused {repo_id}: {name} has more than {LIMIT >> 20} MiB")
-            shutil.copyfile(fetched, folder / (f"{name}.txt" if name.endswith(".py") else name))  # text that is never run
+            shutil.copyfile(
+                fetched, folder / (f"{name}.txt" if name.endswith(".py") else name)
+            )  # text that is never run
         if not {"run.json", "model.safetensors"} <= set(wanted):
             read_public(repo_id, folder)
         enjoy.read_run(folder)
@@ -372,17 +494,28 @@ def read_public(repo_id, folder):
             f"cannot play {repo_id}: models of the public {exp_name}.py come without their observation normalizer"
         )
     if exp_name not in PUBLIC_TORCH and exp_name not in PUBLIC_JAX:
-        raise SystemExit(f"cannot play {repo_id}: no file of ours has the networks of the public {exp_name}.py")
+        raise SystemExit(
+            f"cannot play {repo_id}: no file of ours has the networks of the public {exp_name}.py"
+        )
     try:
         checkpoint = (public_torch if exp_name in PUBLIC_TORCH else public_jax)(exp_name, path)
-        size = sum(part.nbytes for _, part in flatten(checkpoint))  # a small file can stand for large tensors
+        size = sum(
+            part.nbytes for _, part in flatten(checkpoint)
+        )  # a small file can stand for large tensors
         assert size <= LIMIT, f"weights of {size} bytes"
         save_weights(checkpoint, folder / "model.safetensors")
     except Exception as error:
-        raise SystemExit(f"refused {repo_id}: {path.name}: {type(error).__name__}: {error}".splitlines()[0]) from None
+        raise SystemExit(
+            f"refused {repo_id}: {path.name}: {type(error).__name__}: {error}".splitlines()[0]
+        ) from None
     path.unlink()
     args = {"exp_name": exp_name, "env_id": found[1], "seed": int(found[2])}
-    about = {"file": f"{exp_name}.py", "args": args, "start_time": time.time(), "source": f"hf://{repo_id}"}
+    about = {
+        "file": f"{exp_name}.py",
+        "args": args,
+        "start_time": time.time(),
+        "source": f"hf://{repo_id}",
+    }
     (folder / "run.json").write_text(json.dumps(about, indent=2))
 
 
@@ -391,7 +524,9 @@ def public_torch(exp_name, path):
     weights = weights["model_weights"] if exp_name.startswith("c51") else weights
     part, names = PUBLIC_TORCH[exp_name]
     if part == "actor":  # beside its critics
-        weights = {name: x for name, x in weights[0].items() if name not in ("action_scale", "action_bias")}
+        weights = {
+            name: x for name, x in weights[0].items() if name not in ("action_scale", "action_bias")
+        }
     renamed = {}
     for name, x in weights.items():
         layer, _, kind = name.rpartition(".")
@@ -407,12 +542,19 @@ def public_jax(exp_name, path):
         PUBLIC_JAX[exp_name] == "actor"
     ):  # beside its critics; our hidden layers are made, and so numbered, from the last one on
         first, second, last = (weights["0"]["params"][f"Dense_{i}"] for i in range(3))
-        return {"agent": {"actor": {"params": {"Dense_0": second, "Dense_1": first, "Dense_2": last}}}}
+        return {
+            "agent": {"actor": {"params": {"Dense_0": second, "Dense_1": first, "Dense_2": last}}}
+        }
     if not exp_name.startswith("c51"):
         return {"agent": {"params": weights}}
     v_min, v_max, n_atoms = (weights["args"][name] for name in ("v_min", "v_max", "n_atoms"))
     assert 1 < n_atoms <= 10_000, f"{n_atoms} atoms"
-    return {"agent": {"params": weights["model_weights"], "atoms": np.linspace(v_min, v_max, n_atoms, dtype=np.float32)}}
+    return {
+        "agent": {
+            "params": weights["model_weights"],
+            "atoms": np.linspace(v_min, v_max, n_atoms, dtype=np.float32),
+        }
+    }
 
 
 def main():

@@ -34,23 +34,47 @@ def make_charts(told):
             grid, of_sides = drawn[env_id]
             axes[name] = {"x": name, "from": 0, "to": float(grid[-1]), "sides": []}
             for curves, mean, std in of_sides.values():
-                runs = [{"counts": not run.state, "values": shorten(curve)} for run, curve in curves]
-                lines = {"mean": shorten(mean), "low": shorten(mean - std), "high": shorten(mean + std), "runs": runs}
+                runs = [
+                    {"counts": not run.state, "values": shorten(curve)} for run, curve in curves
+                ]
+                lines = {
+                    "mean": shorten(mean),
+                    "low": shorten(mean - std),
+                    "high": shorten(mean + std),
+                    "runs": runs,
+                }
                 axes[name]["sides"].append(lines)
         charts.append({"title": env_id, "y": "episodic return", "axes": axes})
 
     def without_runs(x, grid, drawn):
-        lines = [dict(zip(("mean", "low", "high"), map(shorten, curves), strict=True)) for curves in drawn]
-        return {"x": x, "from": float(grid[0]), "to": float(grid[-1]), "sides": [line | {"runs": []} for line in lines]}
+        lines = [
+            dict(zip(("mean", "low", "high"), map(shorten, curves), strict=True))
+            for curves in drawn
+        ]
+        return {
+            "x": x,
+            "from": float(grid[0]),
+            "to": float(grid[-1]),
+            "sides": [line | {"runs": []} for line in lines],
+        }
 
     if overall:
-        axes = {name: without_runs(name, grid, drawn.values()) for name, (grid, drawn) in overall.items()}
+        axes = {
+            name: without_runs(name, grid, drawn.values())
+            for name, (grid, drawn) in overall.items()
+        }
         title = f"{len(told['shared'])} environments: interquartile mean score"
         charts.append({"title": title, "y": "score", "axes": axes})
     if told["overall"]:
         profiles = [of_side["profile"] for of_side in told["overall"]["sides"].values()]
         axes = {"score": without_runs("score", told["overall"]["thresholds"], profiles)}
-        charts.append({"title": "Performance profile: share of runs above a score", "y": "share of runs", "axes": axes})
+        charts.append(
+            {
+                "title": "Performance profile: share of runs above a score",
+                "y": "share of runs",
+                "axes": axes,
+            }
+        )
     return charts
 
 
@@ -59,7 +83,10 @@ def make_table(header, lines):
     head = "".join(f"<th>{escape(name)}</th>" for name in header)
     body = []
     for line in lines:
-        cells = [f'<td data-name="{escape(name)}">{cell}</td>' for name, cell in zip(header, line, strict=True)]
+        cells = [
+            f'<td data-name="{escape(name)}">{cell}</td>'
+            for name, cell in zip(header, line, strict=True)
+        ]
         body.append(f"<tr>{''.join(cells)}</tr>")
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
 
@@ -70,12 +97,19 @@ def make_text_table(header, lines):
 
 def mark(verdict):
     """The class that colours a verdict."""
-    return "better" if verdict.startswith("better") else "worse" if verdict.startswith("worse") else ""
+    return (
+        "better" if verdict.startswith("better") else "worse" if verdict.startswith("worse") else ""
+    )
 
 
 def make_link(run, page):
     if run.folder:
-        target = quote(os.path.relpath(run.folder.absolute(), page.absolute().parent).replace(os.sep, "/")) + "/"
+        target = (
+            quote(
+                os.path.relpath(run.folder.absolute(), page.absolute().parent).replace(os.sep, "/")
+            )
+            + "/"
+        )
     else:
         target = run.link
     return f'<a href="{escape(target)}">{escape(run.name)}</a>' if target else escape(run.name)
@@ -104,7 +138,9 @@ def make_videos(told, sides, page):
                 spent += size
                 source = "data:video/mp4;base64," + base64.b64encode(path.read_bytes()).decode()
             else:
-                source = quote(os.path.relpath(path.absolute(), page.absolute().parent).replace(os.sep, "/"))
+                source = quote(
+                    os.path.relpath(path.absolute(), page.absolute().parent).replace(os.sep, "/")
+                )
             words = f"{env_id}, {label}, seed {run.seed}: {report.plain(path.stem)}"
             video = f'<video controls muted playsinline preload="metadata" src="{escape(source)}"></video>'
             shown.append(f"<figure>{video}<figcaption>{escape(words)}</figcaption></figure>")
@@ -116,18 +152,29 @@ def write_page(path, told, sides, notes, differences):
     header, lines = report.table(told)
     for line, row in zip(lines, told["rows"], strict=True):
         line[:] = map(escape, line)
-        line[-1] = f'<span class="{mark(row["verdict"])}">{line[-1]}</span>' if row.get("verdict") else ""
+        line[-1] = (
+            f'<span class="{mark(row["verdict"])}">{line[-1]}</span>' if row.get("verdict") else ""
+        )
     rows = []
     for label, runs in sides.items():
         for run in sorted(runs, key=lambda run: (run.env_id, len(run.seed), run.seed)):
             final = report.numbers(run.final(told["window"]))[0] if len(run.rows) else ""
             cells = [run.env_id, label, run.seed, final, f"{run.step:,}"]
             rows.append([make_link(run, path), *map(escape, cells), escape(run.state or "yes")])
-    changed = make_text_table(["what", *told["sides"]], [[name, *values] for _, name, values in differences])
+    changed = make_text_table(
+        ["what", *told["sides"]], [[name, *values] for _, name, values in differences]
+    )
     script = "\n" + (HERE / "report_page.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    data = json.dumps({"sides": told["sides"], "charts": make_charts(told)}, separators=(",", ":"), allow_nan=False)
-    said = [f'<li class="{mark(line.rpartition(": ")[2])}">{escape(line)}</li>' for line in report.sentences(told)]
+    data = json.dumps(
+        {"sides": told["sides"], "charts": make_charts(told)},
+        separators=(",", ":"),
+        allow_nan=False,
+    )
+    said = [
+        f'<li class="{mark(line.rpartition(": ")[2])}">{escape(line)}</li>'
+        for line in report.sentences(told)
+    ]
     listed = "".join(f"<li>{escape(note)}</li>" for note in notes)
     parts = {
         "policy": f"default-src 'none'; style-src 'unsafe-inline'; media-src data: file: 'self'; script-src 'sha256-{digest}'",
@@ -138,9 +185,13 @@ def write_page(path, told, sides, notes, differences):
         "returns": make_table(header, lines),
         "scores": make_text_table(*report.overall_table(told)),
         "scale": escape(report.scale_words(told)),
-        "differences": changed if differences else "<p>None: the sides have the same settings and versions.</p>",
+        "differences": changed
+        if differences
+        else "<p>None: the sides have the same settings and versions.</p>",
         "videos": make_videos(told, sides, path),
-        "runs": make_table(["run", "environment", "side", "seed", "final return", "steps", "counts"], rows),
+        "runs": make_table(
+            ["run", "environment", "side", "seed", "final return", "steps", "counts"], rows
+        ),
         "count": str(len(rows)),
         "open": "open" if len(rows) <= 20 else "",
         "notes": f"<h2>Notes</h2><ul>{listed}</ul>" if notes else "",

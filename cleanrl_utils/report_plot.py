@@ -6,7 +6,15 @@ import numpy as np
 
 from cleanrl_utils.report import align, table
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")  # also for the colour-blind
+COLOURS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#7F7F7F",
+)  # also for the colour-blind
 ACROSS = 4
 
 
@@ -24,7 +32,11 @@ def plot(told, path):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    curves, overall, names = told["curves"], told["overall_curves"], {"steps": "environment steps", "time": "seconds"}
+    curves, overall, names = (
+        told["curves"],
+        told["overall_curves"],
+        {"steps": "environment steps", "time": "seconds"},
+    )
     panels = [(env_id, axis) for env_id in curves["steps"] for axis in names]
     panels += [("all", axis) for axis in names if overall]
     panels += ["profile", "intervals"] if told["overall"] else []
@@ -44,19 +56,40 @@ def plot(told, path):
             for i, (middle, low, high) in enumerate(drawn.values()):
                 axis.plot(grid, middle, color=colour(i))
                 axis.fill_between(grid, low, high, color=colour(i), alpha=0.15, linewidth=0)
-            axis.set(title=f"{len(told['shared'])} environments", xlabel=names[panel[1]], ylabel="interquartile mean score")
+            axis.set(
+                title=f"{len(told['shared'])} environments",
+                xlabel=names[panel[1]],
+                ylabel="interquartile mean score",
+            )
         else:
             grid, drawn = curves[panel[1]][panel[0]]
             for i, (of_runs, mean, std) in enumerate(drawn.values()):
                 for run, curve in of_runs:
-                    axis.plot(grid, curve, color=colour(i), alpha=0.35, linewidth=0.7, linestyle=":" if run.state else "-")
+                    axis.plot(
+                        grid,
+                        curve,
+                        color=colour(i),
+                        alpha=0.35,
+                        linewidth=0.7,
+                        linestyle=":" if run.state else "-",
+                    )
                 axis.plot(grid, mean, color=colour(i))
-                axis.fill_between(grid, mean - std, mean + std, color=colour(i), alpha=0.15, linewidth=0)
+                axis.fill_between(
+                    grid, mean - std, mean + std, color=colour(i), alpha=0.15, linewidth=0
+                )
             axis.set(title=literal(panel[0]), xlabel=names[panel[1]], ylabel="episodic return")
         if panel[1] == "steps":
-            axis.xaxis.set_major_formatter(lambda n, _: f"{n / 1e6:g}M" if n >= 1e6 else f"{n / 1000:g}k" if n else "0")
+            axis.xaxis.set_major_formatter(
+                lambda n, _: f"{n / 1e6:g}M" if n >= 1e6 else f"{n / 1000:g}k" if n else "0"
+            )
     handles = [plt.Line2D([], [], color=colour(i)) for i in range(len(told["sides"]))]
-    figure.legend(handles, [literal(label) for label in told["sides"]], loc="outside upper center", ncols=4, frameon=False)
+    figure.legend(
+        handles,
+        [literal(label) for label in told["sides"]],
+        loc="outside upper center",
+        ncols=4,
+        frameon=False,
+    )
     lines = [literal(line) for line in align(*table(told))]
     figure.supxlabel("\n".join(lines), x=0.01, ha="left", family="monospace", fontsize=9)
     with warnings.catch_warnings():
@@ -71,7 +104,12 @@ def draw_profile(axis, told):
         middle, low, high = of_side["profile"]
         axis.plot(thresholds, middle, color=colour(i))
         axis.fill_between(thresholds, low, high, color=colour(i), alpha=0.15, linewidth=0)
-    axis.set(title="performance profile", xlabel="score", ylabel="share of runs above it", ylim=(-0.02, 1.02))
+    axis.set(
+        title="performance profile",
+        xlabel="score",
+        ylabel="share of runs above it",
+        ylim=(-0.02, 1.02),
+    )
 
 
 def draw_intervals(axis, told):
@@ -88,6 +126,15 @@ def draw_intervals(axis, told):
             if name in of_side:
                 middle, low, high = of_side[name]
                 at = y + 0.3 * (0.5 - (i + 0.5) / count)
-                axis.plot([low, high], [at, at], color=colour(i), linewidth=5, alpha=0.35, solid_capstyle="butt")
+                axis.plot(
+                    [low, high],
+                    [at, at],
+                    color=colour(i),
+                    linewidth=5,
+                    alpha=0.35,
+                    solid_capstyle="butt",
+                )
                 axis.plot(middle, at, "|", color=colour(i), markersize=9, markeredgewidth=2)
-    axis.set(title="scores and their 95% intervals", yticks=range(len(names)), yticklabels=names.values())
+    axis.set(
+        title="scores and their 95% intervals", yticks=range(len(names)), yticklabels=names.values()
+    )

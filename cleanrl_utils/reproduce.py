@@ -43,7 +43,10 @@ def to_words(name, value):
     if isinstance(value, bool):
         return [f"--{flag}" if value else f"--no-{flag}"]
     values = value if isinstance(value, list) else [value]
-    check(all(isinstance(v, str | int | float) and not isinstance(v, bool) for v in values), f"{name} is of no known type")
+    check(
+        all(isinstance(v, str | int | float) and not isinstance(v, bool) for v in values),
+        f"{name} is of no known type",
+    )
     values = [printable(str(v), name) for v in values]
     if len(values) == 1 and values[0].startswith("-"):  # or it would be read as a flag
         return [f"--{flag}={values[0]}"]
@@ -56,7 +59,10 @@ def commands(run_folder):
     args, commit, python = about["args"], about.get("commit", ""), about["python"]
     file = about.get("file") or f"{args['exp_name']}.py"
     check(re.fullmatch(r"\w[\w.-]*\.py", file, re.A), "file is not the name of an algorithm file")
-    check(re.fullmatch(r"([0-9a-f]{40}([0-9a-f]{24})?)?", commit), "commit is not the name of a commit")
+    check(
+        re.fullmatch(r"([0-9a-f]{40}([0-9a-f]{24})?)?", commit),
+        "commit is not the name of a commit",
+    )
     check(re.fullmatch(r"\d+\.\d+\.[0-9a-z+]+", python, re.A), "python is not a version")
     processes = int(about.get("world_size", 1))
     check(0 < processes < 2**16, "world_size is not a number of processes")
@@ -66,7 +72,8 @@ def commands(run_folder):
     versions = [
         f"{name}=={version.split('+')[0]}"  # a build such as 2.13.0+cpu is not on PyPI, the version is
         for name, version in sorted(about["packages"].items())
-        if re.fullmatch(r"\w([\w.-]*\w)?", name, re.A) and re.fullmatch(r"\d[\w.!+-]*", str(version), re.A)
+        if re.fullmatch(r"\w([\w.-]*\w)?", name, re.A)
+        and re.fullmatch(r"\d[\w.!+-]*", str(version), re.A)
     ]
 
     device = printable(about.get("device", "an unknown device"), "device")

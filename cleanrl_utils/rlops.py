@@ -28,14 +28,25 @@ from cleanrl_utils.report import plain
 from cleanrl_utils.report_page import write_page
 from cleanrl_utils.report_plot import plot
 
-NOT_SETTINGS = {"seed", "env_id", "resume", "track", "capture_video", "wandb_project_name", "wandb_entity", "wandb_group"}
+NOT_SETTINGS = {
+    "seed",
+    "env_id",
+    "resume",
+    "track",
+    "capture_video",
+    "wandb_project_name",
+    "wandb_entity",
+    "wandb_group",
+}
 
 
 @dataclass
 class Args:
     exp_name: str | None = None  # runs of this name; with --tags, those of each tag are a side
     tags: tuple[str, ...] = ()  # the sides: runs that have this tag (WANDB_TAGS sets them)
-    filters: tuple[str, ...] = ()  # the sides as name?tag=...&cl=CAPTION, where any other key is a flag of the run
+    filters: tuple[
+        str, ...
+    ] = ()  # the sides as name?tag=...&cl=CAPTION, where any other key is a flag of the run
     env_ids: tuple[str, ...] = ()  # environments to look at (all if not given)
     runs: tuple[Path, ...] = (Path("runs"),)  # folders of runs
     wandb_project_name: str | None = None  # read this project of Weights & Biases instead
@@ -75,7 +86,9 @@ class Run:
     state: str = ""  # why it does not count, if it does not
     is_short: bool = False  # and that is only that it did not get to its end
     notes: list = field(default_factory=list)  # what else is to be said of it
-    rows: np.ndarray = field(default_factory=lambda: np.zeros((0, 3)))  # (step, return, seconds) of each episode
+    rows: np.ndarray = field(
+        default_factory=lambda: np.zeros((0, 3))
+    )  # (step, return, seconds) of each episode
     step: int = 0  # how far it got
 
     def final(self, window):
@@ -89,7 +102,10 @@ def parse_sides(args):
         raise SystemExit("--tags needs --exp-name: whose runs?")
     common = dict(project=args.wandb_project_name, entity=args.wandb_entity, metric=args.metric)
     if args.exp_name:
-        sides = [Side(plain(f"{args.exp_name} {tag}"), args.exp_name, (tag,), **common) for tag in args.tags]
+        sides = [
+            Side(plain(f"{args.exp_name} {tag}"), args.exp_name, (tag,), **common)
+            for tag in args.tags
+        ]
         return sides or [Side(plain(args.exp_name), args.exp_name, **common)]
     sides = []
     for text in args.filters:
@@ -97,8 +113,12 @@ def parse_sides(args):
         options = parse_qs(query, keep_blank_values=True)
         keys = {"wpn": "project", "we": "entity", "metric": "metric"}
         chosen = common | {keys[key]: options.pop(key)[-1] for key in keys if key in options}
-        if options.pop("ceik", ["env_id"]) != ["env_id"] or options.pop("cen", ["exp_name"]) != ["exp_name"]:
-            raise SystemExit(f"{plain(text)}: environments are told by env_id and experiments by exp_name, no others")
+        if options.pop("ceik", ["env_id"]) != ["env_id"] or options.pop("cen", ["exp_name"]) != [
+            "exp_name"
+        ]:
+            raise SystemExit(
+                f"{plain(text)}: environments are told by env_id and experiments by exp_name, no others"
+            )
         if not name:  # holds for those that follow
             common = chosen
             continue
@@ -116,9 +136,16 @@ def read_run(folder):
         raise ValueError("run.json is too large")
     about = json.loads(path.read_text())
     flags = {plain(name): plain(value) for name, value in dict(about["args"]).items()}
-    versions = {name: plain(about[name]) for name in ("file", "commit", "python", "device") if about.get(name)}
+    versions = {
+        name: plain(about[name])
+        for name in ("file", "commit", "python", "device")
+        if about.get(name)
+    }
     packages = about.get("packages")
-    versions |= {plain(name): plain(version) for name, version in (packages if isinstance(packages, dict) else {}).items()}
+    versions |= {
+        plain(name): plain(version)
+        for name, version in (packages if isinstance(packages, dict) else {}).items()
+    }
     total = about["args"].get("total_timesteps", 0)
     started = about.get("start_time", 0)
     return Run(
@@ -141,11 +168,19 @@ def find_runs(folders):
     for parent in folders:
         if not parent.is_dir():
             raise SystemExit(f"there is no folder {parent}")
-        for folder in [parent] if (parent / "run.json").exists() else sorted(filter(Path.is_dir, parent.iterdir())):
+        for folder in (
+            [parent]
+            if (parent / "run.json").exists()
+            else sorted(filter(Path.is_dir, parent.iterdir()))
+        ):
             try:
                 found.append(read_run(folder))
             except Exception as error:
-                reason = "it has no run.json" if isinstance(error, FileNotFoundError) else f"run.json: {plain(error)}"
+                reason = (
+                    "it has no run.json"
+                    if isinstance(error, FileNotFoundError)
+                    else f"run.json: {plain(error)}"
+                )
                 problems.append(f"{plain(folder.name, 300)} was not read: {reason}")
     return found, problems
 
@@ -154,7 +189,10 @@ def is_on(run, side, env_ids):
     return (
         run.exp_name == side.exp_name
         and set(side.tags) <= set(run.tags)
-        and all(run.settings.get(name, run.seed if name == "seed" else None) == value for name, value in side.flags.items())
+        and all(
+            run.settings.get(name, run.seed if name == "seed" else None) == value
+            for name, value in side.flags.items()
+        )
         and (not env_ids or run.env_id in env_ids)
     )
 
@@ -188,7 +226,11 @@ def set_episodes(run, metric, rows, scalars):
         run.state = f"diverged: a return at step {int(run.rows[~np.isfinite(run.rows[:, 1]), 0][0]):,} is no number"
     elif run.step + max(between_logs, 1) <= run.total:
         run.state, run.is_short = f"got to step {run.step:,} of {run.total:,}", True
-        if run.folder and time.time() - max(path.stat().st_mtime for path in run.folder.glob("*tfevents*")) < 150:
+        if (
+            run.folder
+            and time.time() - max(path.stat().st_mtime for path in run.folder.glob("*tfevents*"))
+            < 150
+        ):
             run.state += ", and is still being written"
 
 
@@ -197,10 +239,15 @@ def read_wandb(side, args):
     try:
         import wandb
 
-        conditions = [{"config.exp_name.value": side.exp_name}, *({"tags": tag} for tag in side.tags)]
+        conditions = [
+            {"config.exp_name.value": side.exp_name},
+            *({"tags": tag} for tag in side.tags),
+        ]
         conditions += [{"config.env_id.value": {"$in": list(args.env_ids)}}] if args.env_ids else []
         path = f"{side.entity}/{side.project}" if side.entity else side.project
-        found = [fetch(run, side, args) for run in wandb.Api().runs(path, filters={"$and": conditions})]
+        found = [
+            fetch(run, side, args) for run in wandb.Api().runs(path, filters={"$and": conditions})
+        ]
     except Exception as error:
         why = plain(str(error) or type(error).__name__, 300)
         raise SystemExit(f"cannot read {side.label} from Weights & Biases: {why}") from None
@@ -224,8 +271,15 @@ def fetch(source, side, args):
         started=float(source.summary.get("_timestamp") or 0),
     )
     keys = [side.metric, "global_step", "_runtime"]
-    history = source.scan_history(keys=keys) if args.scan_history else source.history(samples=500, keys=keys, pandas=False)
-    rows = np.array([[row["global_step"], row[side.metric], row["_runtime"]] for row in history], dtype=np.float64)
+    history = (
+        source.scan_history(keys=keys)
+        if args.scan_history
+        else source.history(samples=500, keys=keys, pandas=False)
+    )
+    rows = np.array(
+        [[row["global_step"], row[side.metric], row["_runtime"]] for row in history],
+        dtype=np.float64,
+    )
     step = max(float(source.summary.get("global_step") or 0), rows[:, 0].max() if len(rows) else 0)
     set_episodes(run, side.metric, rows if len(rows) else None, {"all": np.array([[step, 0, 0]])})
     if source.state != "finished":
@@ -252,7 +306,9 @@ def collect(args):
     if not sides or not all(side.project for side in sides):
         local, problems = find_runs(args.runs)
         if not sides:
-            names = sorted({run.exp_name for run in local if not args.env_ids or run.env_id in args.env_ids})
+            names = sorted(
+                {run.exp_name for run in local if not args.env_ids or run.env_id in args.env_ids}
+            )
             sides = [Side(name, name, metric=args.metric) for name in names]
     where = ", ".join(map(str, args.runs))
     if not sides:
@@ -264,7 +320,9 @@ def collect(args):
         if side.project:
             found[side.label] = read_wandb(side, args)
             continue
-        found[side.label] = [replace(run, notes=[]) for run in local if is_on(run, side, args.env_ids)]
+        found[side.label] = [
+            replace(run, notes=[]) for run in local if is_on(run, side, args.env_ids)
+        ]
         read_episodes(found[side.label], side.metric)
     for side in sides:
         if not found[side.label]:
@@ -277,11 +335,23 @@ def collect(args):
 def main(args):
     if args.metric_last_n_average_window < 1:
         raise SystemExit("--metric-last-n-average-window must be at least 1")
-    output = args.output_filename if args.output_filename.suffix else args.output_filename.with_suffix(".png")
-    if output.suffix not in (".png", ".pdf", ".svg") or output.is_dir() or not os.access(output.absolute().parent, os.W_OK):
-        raise SystemExit(f"cannot write {output}: it must be a .png, .pdf or .svg in a folder that can be written to")
+    output = (
+        args.output_filename
+        if args.output_filename.suffix
+        else args.output_filename.with_suffix(".png")
+    )
+    if (
+        output.suffix not in (".png", ".pdf", ".svg")
+        or output.is_dir()
+        or not os.access(output.absolute().parent, os.W_OK)
+    ):
+        raise SystemExit(
+            f"cannot write {output}: it must be a .png, .pdf or .svg in a folder that can be written to"
+        )
     if importlib.util.find_spec("matplotlib") is None:
-        raise SystemExit("rlops draws with matplotlib: install the extra docs, as in pip install 'cleanrl[docs]'")
+        raise SystemExit(
+            "rlops draws with matplotlib: install the extra docs, as in pip install 'cleanrl[docs]'"
+        )
 
     sides, problems = collect(args)
     for runs in sides.values():
@@ -295,7 +365,11 @@ def main(args):
     told = report.compare(sides, args.metric_last_n_average_window)
     notes, differences = report.list_notes(sides, problems), report.list_differences(sides)
 
-    written = [output, *map(output.with_suffix, (".md", ".csv")), output.with_name(f"{output.stem}-runs.csv")]
+    written = [
+        output,
+        *map(output.with_suffix, (".md", ".csv")),
+        output.with_name(f"{output.stem}-runs.csv"),
+    ]
     written += [output.with_suffix(".html")] if args.report else []
     try:
         plot(told, written[0])

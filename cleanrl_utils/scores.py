@@ -117,18 +117,24 @@ def probability_of_improvement(scores, others):
 
 def profile(scores, thresholds):
     """Share of the runs above each of the thresholds, which come first in the shape."""
-    return np.mean([(runs > thresholds.reshape(-1, *[1] * runs.ndim)).mean(-1) for runs in scores], axis=0)
+    return np.mean(
+        [(runs > thresholds.reshape(-1, *[1] * runs.ndim)).mean(-1) for runs in scores], axis=0
+    )
 
 
 def resample(scores, count, rng):
     """Each environment's runs, which are last in the shape, drawn anew from themselves count times."""
-    return [runs[..., rng.integers(runs.shape[-1], size=(count, runs.shape[-1]))] for runs in scores]
+    return [
+        runs[..., rng.integers(runs.shape[-1], size=(count, runs.shape[-1]))] for runs in scores
+    ]
 
 
 def interval(statistic, *sides, count=RESAMPLES, seed=1):
     """The statistic of one or two sides, and the ends of its 95% stratified-bootstrap interval."""
     rng = np.random.default_rng(seed)
-    low, high = np.percentile(statistic(*(resample(side, count, rng) for side in sides)), [2.5, 97.5], axis=-1)
+    low, high = np.percentile(
+        statistic(*(resample(side, count, rng) for side in sides)), [2.5, 97.5], axis=-1
+    )
     return statistic(*sides), low, high
 
 
@@ -146,7 +152,10 @@ def difference(scores, others):
     shift = float(mean(others) - mean(scores))
     if min(len(runs) for runs in (*scores, *others)) < 2:
         return shift, None
-    errors = np.array([[runs.var(ddof=1) / len(runs) for runs in side] for side in (scores, others)]) / len(scores) ** 2
+    errors = (
+        np.array([[runs.var(ddof=1) / len(runs) for runs in side] for side in (scores, others)])
+        / len(scores) ** 2
+    )
     weights = np.array([[len(runs) - 1 for runs in side] for side in (scores, others)])
     if errors.sum() == 0:
         return shift, (shift, shift)
@@ -163,6 +172,9 @@ def seeds_to_settle(scores, others, most=1000):
         spread += (runs.var(ddof=1) + more.var(ddof=1)) / len(scores) ** 2
 
     def settles(count):
-        return shift >= (t_quantile(0.975, 2 * len(scores) * (count - 1)) + 0.8416) * (spread / count) ** 0.5
+        return (
+            shift
+            >= (t_quantile(0.975, 2 * len(scores) * (count - 1)) + 0.8416) * (spread / count) ** 0.5
+        )
 
     return bisect_left(range(most + 1), True, lo=2, key=settles) if settles(most) else None

@@ -38,7 +38,10 @@ except ImportError as error:
     raise SystemExit(f"the tuner needs the optuna extra of pyproject.toml: {error}") from None
 
 REPORTS = 20  # how often a run tells the pruner its score
-HEARTBEAT, GRACE = 5, 30  # seconds between two signs of life of a trial, and without one until it counts as dead
+HEARTBEAT, GRACE = (
+    5,
+    30,
+)  # seconds between two signs of life of a trial, and without one until it counts as dead
 HOPELESS = 3  # a tuner stops when this many trials failed and none did not
 POLL = 0.5  # seconds between two looks at the runs
 AGGREGATIONS = {"average": statistics.fmean, "median": statistics.median, "max": max, "min": min}
@@ -47,7 +50,11 @@ RENAMED = {
     "suggest_uniform": "suggest_float(name, low, high)",
     "suggest_discrete_uniform": "suggest_float(name, low, high, step=q)",
 }
-WANDB = {"group": "WANDB_RUN_GROUP", "tags": "WANDB_TAGS", "mode": "WANDB_MODE"}  # beside project and entity, which are flags
+WANDB = {
+    "group": "WANDB_RUN_GROUP",
+    "tags": "WANDB_TAGS",
+    "mode": "WANDB_MODE",
+}  # beside project and entity, which are flags
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 XLA_ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 # it reads the process groups that begin (+) and end (-), and kills those that are left when the tuner is gone
@@ -69,7 +76,9 @@ def safe(name):
 
 
 def one_line(error):
-    if isinstance(error, optuna.exceptions.StorageInternalError):  # which guesses at what its cause tells
+    if isinstance(
+        error, optuna.exceptions.StorageInternalError
+    ):  # which guesses at what its cause tells
         error = error.__cause__ or error
     return (f"{type(error).__name__}: {error}".strip().splitlines() or [""])[0]
 
@@ -97,7 +106,13 @@ class Run:
     def __init__(self, env_id, seed, folder, command, metric, window):
         self.env_id, self.seed, self.folder, self.command = env_id, seed, folder, command
         self.metric, self.window = metric, window
-        self.state, self.process, self.readers, self.values, self.total_timesteps = "queued", None, {}, [], None
+        self.state, self.process, self.readers, self.values, self.total_timesteps = (
+            "queued",
+            None,
+            {},
+            [],
+            None,
+        )
         self.curve = []  # the score after each twentieth of the run, as far as they are passed; the last is that of the run
 
     def start(self, environment, watchdog):
@@ -111,13 +126,17 @@ class Run:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # a group of its own, with the environments' processes in it
-                preexec_fn=lambda: os.write(watchdog.fileno(), b"+%d\n" % os.getpid()),  # known before anything can go wrong
+                preexec_fn=lambda: os.write(
+                    watchdog.fileno(), b"+%d\n" % os.getpid()
+                ),  # known before anything can go wrong
             )
         self.state = "running"
 
     def end(self, watchdog):
         """End the process, if it is not at its end, and whatever it has started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left (on macOS: nobody but the dead)
+        with contextlib.suppress(
+            ProcessLookupError, PermissionError
+        ):  # nobody is left (on macOS: nobody but the dead)
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         watchdog.write(b"-%d\n" % self.process.pid)
@@ -131,13 +150,23 @@ class Run:
             for event in self.readers[path].Load():
                 for value in event.summary.value:
                     if value.tag == self.metric:
-                        number = value.simple_value if value.HasField("simple_value") else make_ndarray(value.tensor).item()
+                        number = (
+                            value.simple_value
+                            if value.HasField("simple_value")
+                            else make_ndarray(value.tensor).item()
+                        )
                         self.add(event.step, float(number))
-        return next((f"its {self.metric} is {value}" for value in self.values if not math.isfinite(value)), None)
+        return next(
+            (f"its {self.metric} is {value}" for value in self.values if not math.isfinite(value)),
+            None,
+        )
 
     def add(self, step, value):
         self.total_timesteps = self.total_timesteps or self.read_total_timesteps()
-        while len(self.curve) < REPORTS - 1 and step * REPORTS > (len(self.curve) + 1) * self.total_timesteps:
+        while (
+            len(self.curve) < REPORTS - 1
+            and step * REPORTS > (len(self.curve) + 1) * self.total_timesteps
+        ):
             self.curve.append(self.score())
         self.values.append(value)
 
@@ -157,7 +186,12 @@ class Run:
         if self.process.returncode < 0:
             return f"ended by {signal.Signals(-self.process.returncode).name}"
         if self.process.returncode:
-            output = (self.folder / "output.log").read_bytes()[-10_000:].decode(errors="replace").split("\n")
+            output = (
+                (self.folder / "output.log")
+                .read_bytes()[-10_000:]
+                .decode(errors="replace")
+                .split("\n")
+            )
             said = [words for line in output if (words := line.split("\r")[-1].strip())]
             return said[-1] if said else f"exit code {self.process.returncode}"
         if wrong or not self.values:
@@ -195,11 +229,26 @@ class Tuner:
     ):
         """target_scores: {env_id: [score that counts as 0, score that counts as 1]}, or {env_id: None} for the bare score of
         one environment. params_fn(trial) returns the flags of a trial. sampler, pruner and storage are Optuna's."""
-        self.script, self.metric, self.target_scores = Path(script).absolute(), metric, target_scores
-        self.params_fn, self.sampler, self.storage, self.workers = params_fn, sampler, storage, workers
-        self.direction, self.aggregation_type, self.window = direction, aggregation_type, metric_last_n_average_window
+        self.script, self.metric, self.target_scores = (
+            Path(script).absolute(),
+            metric,
+            target_scores,
+        )
+        self.params_fn, self.sampler, self.storage, self.workers = (
+            params_fn,
+            sampler,
+            storage,
+            workers,
+        )
+        self.direction, self.aggregation_type, self.window = (
+            direction,
+            aggregation_type,
+            metric_last_n_average_window,
+        )
         self.wandb = dict(wandb_kwargs or {})
-        self.pruner = pruner or optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=REPORTS // 2)
+        self.pruner = pruner or optuna.pruners.MedianPruner(
+            n_startup_trials=5, n_warmup_steps=REPORTS // 2
+        )
         self.study_name = study_name or "__".join([self.script.stem, *target_scores])
         self.study, self.active, self.told = None, [], set()
 
@@ -211,13 +260,17 @@ class Tuner:
             "target_scores must be None or [low, high] with low below high": all(
                 r is None or (len(r) == 2 and -math.inf < r[0] < r[1] < math.inf) for r in ranges
             ),
-            "with several environments each needs its range in target_scores": len(ranges) == 1 or None not in ranges,
+            "with several environments each needs its range in target_scores": len(ranges) == 1
+            or None not in ranges,
             "direction must be maximize or minimize": self.direction in ("maximize", "minimize"),
-            f"aggregation_type must be one of {', '.join(AGGREGATIONS)}": self.aggregation_type in AGGREGATIONS,
+            f"aggregation_type must be one of {', '.join(AGGREGATIONS)}": self.aggregation_type
+            in AGGREGATIONS,
             "num_trials, num_seeds, workers and metric_last_n_average_window must be whole numbers from 1 on": all(
-                isinstance(n, int) and n >= 1 for n in (num_trials, num_seeds, self.workers, self.window)
+                isinstance(n, int) and n >= 1
+                for n in (num_trials, num_seeds, self.workers, self.window)
             ),
-            f"wandb_kwargs can have project, entity, {', '.join(WANDB)}": set(self.wandb) <= {"project", "entity", *WANDB},
+            f"wandb_kwargs can have project, entity, {', '.join(WANDB)}": set(self.wandb)
+            <= {"project", "entity", *WANDB},
             "the tuner needs process groups, which Windows does not have": os.name == "posix",
         }.items():
             if not holds:
@@ -227,18 +280,31 @@ class Tuner:
         if isinstance(self.storage, str):
             self.storage = optuna.storages.RDBStorage(
                 url,
-                engine_kwargs={"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {"pool_pre_ping": True},
+                engine_kwargs={"connect_args": {"timeout": 60}}
+                if url.startswith("sqlite")
+                else {"pool_pre_ping": True},
                 heartbeat_interval=HEARTBEAT,
                 grace_period=GRACE,
                 heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(max_retry=3),
             )
         names = dict(study_name=self.study_name, storage=self.storage, load_if_exists=True)
-        return optuna.create_study(**names, sampler=self.sampler, pruner=self.pruner, direction=self.direction)
+        return optuna.create_study(
+            **names, sampler=self.sampler, pruner=self.pruner, direction=self.direction
+        )
 
     def open_study(self, num_seeds):
         """The study of this name, new or as it was left. Scores of other settings would not compare: they are refused."""
-        url = self.storage if isinstance(self.storage, str) else str(getattr(self.storage, "url", "memory"))
-        name, place, folder, tries = self.study_name, "its storage" if ":" in url else url, Path(), 5
+        url = (
+            self.storage
+            if isinstance(self.storage, str)
+            else str(getattr(self.storage, "url", "memory"))
+        )
+        name, place, folder, tries = (
+            self.study_name,
+            "its storage" if ":" in url else url,
+            Path(),
+            5,
+        )
         while tries:
             try:
                 if ":" in url:
@@ -250,10 +316,21 @@ class Tuner:
             except Exception as error:
                 tries -= 1
                 if tries == 0 or not isinstance(error, DBAPIError):
-                    raise SystemExit(f"cannot open study {name} in {place}: {one_line(error)}") from None
-                time.sleep(0.5)  # two tuners that make the tables of a new database at once get in each other's way
-        settings = {"script": self.script.name, "metric": self.metric, "window": self.window, "num_seeds": num_seeds}
-        settings |= {"target_scores": {env_id: r and list(r) for env_id, r in self.target_scores.items()}}
+                    raise SystemExit(
+                        f"cannot open study {name} in {place}: {one_line(error)}"
+                    ) from None
+                time.sleep(
+                    0.5
+                )  # two tuners that make the tables of a new database at once get in each other's way
+        settings = {
+            "script": self.script.name,
+            "metric": self.metric,
+            "window": self.window,
+            "num_seeds": num_seeds,
+        }
+        settings |= {
+            "target_scores": {env_id: r and list(r) for env_id, r in self.target_scores.items()}
+        }
         settings |= {"direction": self.direction, "aggregation_type": self.aggregation_type}
         for setting, was in study.user_attrs.get("settings", settings).items():
             if settings[setting] != was:
@@ -272,11 +349,17 @@ class Tuner:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            warnings.filterwarnings("ignore", message="Heartbeat of storage")  # the loop below records it
+            warnings.filterwarnings(
+                "ignore", message="Heartbeat of storage"
+            )  # the loop below records it
             self.study, place = self.open_study(num_seeds)
-            self.study.stop = lambda: setattr(self, "exhausted", True)  # what samplers of a grid call at its end
+            self.study.stop = lambda: setattr(
+                self, "exhausted", True
+            )  # what samplers of a grid call at its end
             self.bar = tqdm(total=num_trials, unit="trial", disable=None)
-            self.say(f"study {self.study_name} in {place}: {self.count()} of {num_trials} trials are finished")
+            self.say(
+                f"study {self.study_name} in {place}: {self.count()} of {num_trials} trials are finished"
+            )
             dog = [sys.executable, "-S", "-c", WATCHDOG]
             dog = subprocess.Popen(dog, stdin=subprocess.PIPE, start_new_session=True, bufsize=0)
             self.watchdog = dog.stdin
@@ -314,7 +397,9 @@ class Tuner:
             for work in list(self.active):
                 self.follow(work)
             if self.outcomes.count("failed") >= HOPELESS and set(self.outcomes) == {"failed"}:
-                raise SystemExit(f"the first {len(self.outcomes)} trials failed, the last one because: {self.reason}")
+                raise SystemExit(
+                    f"the first {len(self.outcomes)} trials failed, the last one because: {self.reason}"
+                )
             time.sleep(POLL if self.active else HEARTBEAT / 5)
         self.bar.n = finished
 
@@ -325,7 +410,10 @@ class Tuner:
         """The trials that count: those with a score, the pruned, and those that failed by themselves, not with the tuner."""
         states = (TrialState.COMPLETE, TrialState.PRUNED, *unfinished)
         trials = self.study.get_trials(deepcopy=False)
-        return sum(t.state in states or (t.state == TrialState.FAIL and "failed" in t.user_attrs) for t in trials)
+        return sum(
+            t.state in states or (t.state == TrialState.FAIL and "failed" in t.user_attrs)
+            for t in trials
+        )
 
     def look_after_trials(self):
         """Show that our trials are alive; trials that have stopped showing it are marked as failed and run again."""
@@ -335,7 +423,9 @@ class Tuner:
             optuna.storages.fail_stale_trials(self.study)
         for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             age = time.time() - trial.datetime_start.timestamp()
-            if "flags" not in trial.user_attrs and age > 2 * GRACE:  # died before its first sign of life
+            if (
+                "flags" not in trial.user_attrs and age > 2 * GRACE
+            ):  # died before its first sign of life
                 self.study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 
     def new_trial(self, num_seeds):
@@ -344,7 +434,11 @@ class Tuner:
             if getattr(self.storage, "heartbeat_interval", None) is not None:
                 self.storage.record_heartbeat(trial._trial_id)
             flags = self.sample(trial)
-            known = trial.user_attrs if trial.user_attrs.get("flags") == json.loads(json.dumps(flags)) else {}
+            known = (
+                trial.user_attrs
+                if trial.user_attrs.get("flags") == json.loads(json.dumps(flags))
+                else {}
+            )
             folder, again = self.folder / f"trial-{trial.number}", 1
             while folder.exists():  # left by a study of this name that is gone
                 folder, again = self.folder / f"trial-{trial.number}-{again}", again + 1
@@ -356,7 +450,15 @@ class Tuner:
         runs = []
         for seed in range(1, num_seeds + 1):
             for env_id in self.target_scores:
-                command = [sys.executable, str(self.script), "--env-id", env_id, "--seed", str(seed), *to_words(flags)]
+                command = [
+                    sys.executable,
+                    str(self.script),
+                    "--env-id",
+                    env_id,
+                    "--seed",
+                    str(seed),
+                    *to_words(flags),
+                ]
                 place = folder / f"{safe(env_id)}__{seed}"
                 run = Run(env_id, seed, place, command + self.track(), self.metric, self.window)
                 if curve := known.get(f"{env_id} seed {seed}"):  # finished before the trial was cut
@@ -369,41 +471,71 @@ class Tuner:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
-                flags = {str(name).lstrip("-").replace("_", "-"): value for name, value in self.params_fn(trial).items()}
+                flags = {
+                    str(name).lstrip("-").replace("_", "-"): value
+                    for name, value in self.params_fn(trial).items()
+                }
                 json.dumps(flags)
             except Exception as error:
-                hint = next((f": it is now {new}" for old, new in RENAMED.items() if f"'{old}'" in str(error)), "")
+                hint = next(
+                    (
+                        f": it is now {new}"
+                        for old, new in RENAMED.items()
+                        if f"'{old}'" in str(error)
+                    ),
+                    "",
+                )
                 raise SystemExit(f"params_fn failed: {one_line(error)}{hint}") from None
         for warning in caught:
             for old, new in RENAMED.items():
                 if str(warning.message).startswith(old):
                     self.say_once(f"hint: {old} in params_fn will leave Optuna: write trial.{new}")
         if taken := {"env-id", "seed"} & set(flags):
-            raise SystemExit(f"params_fn must not set {' and '.join(sorted(taken))}: the tuner does")
+            raise SystemExit(
+                f"params_fn must not set {' and '.join(sorted(taken))}: the tuner does"
+            )
         for name in trial.params:
             if name.lstrip("-").replace("_", "-") not in flags:
-                self.say_once(f"note: {name} is sampled, but no flag that params_fn returns has this name")
+                self.say_once(
+                    f"note: {name} is sampled, but no flag that params_fn returns has this name"
+                )
         was = self.study.user_attrs.get("total-timesteps", flags.get("total-timesteps"))
-        if "total-timesteps" in flags and not {"total-timesteps", "total_timesteps"} & set(trial.params):
+        if "total-timesteps" in flags and not {"total-timesteps", "total_timesteps"} & set(
+            trial.params
+        ):
             if was != flags["total-timesteps"]:
-                raise SystemExit(f"study {self.study_name} has total-timesteps {was}: give this one another study_name")
+                raise SystemExit(
+                    f"study {self.study_name} has total-timesteps {was}: give this one another study_name"
+                )
             self.study.set_user_attr("total-timesteps", was)
         return flags
 
     def track(self):
         """The flags that log the runs to Weights & Biases, if that was asked for."""
-        names = {"track": True, "wandb-project-name": self.wandb.get("project"), "wandb-entity": self.wandb.get("entity")}
+        names = {
+            "track": True,
+            "wandb-project-name": self.wandb.get("project"),
+            "wandb-entity": self.wandb.get("entity"),
+        }
         return to_words(names) if self.wandb else []
 
     @property
     def environment(self):
-        paths = [str(Path(path).absolute()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+        paths = [
+            str(Path(path).absolute())
+            for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+            if path
+        ]
         variables = os.environ | ONE_THREAD | {"PYTHONPATH": os.pathsep.join(paths)}
         variables.setdefault("XLA_FLAGS", XLA_ONE_THREAD)
         if self.wandb:
             told = {"group": self.study_name} | self.wandb
-            told["tags"] = ",".join([told["tags"]] if isinstance(told.get("tags"), str) else told.get("tags", []))
-            variables |= {variable: str(told[key]) for key, variable in WANDB.items() if told.get(key)}
+            told["tags"] = ",".join(
+                [told["tags"]] if isinstance(told.get("tags"), str) else told.get("tags", [])
+            )
+            variables |= {
+                variable: str(told[key]) for key, variable in WANDB.items() if told.get(key)
+            }
         return variables
 
     def follow(self, work):
@@ -412,7 +544,9 @@ class Tuner:
             if ended := run.process.poll() is not None:
                 run.end(self.watchdog)
             if why := run.finish() if ended else run.read():
-                self.reason = f"{run.env_id} seed {run.seed}: {why}, see {self.short(run.folder)}/output.log"
+                self.reason = (
+                    f"{run.env_id} seed {run.seed}: {why}, see {self.short(run.folder)}/output.log"
+                )
                 return self.close(work, TrialState.FAIL)
             if ended:
                 work.trial.set_user_attr(f"{run.env_id} seed {run.seed}", run.curve)
@@ -421,7 +555,9 @@ class Tuner:
         except optuna.TrialPruned:
             self.close(work, TrialState.PRUNED)
         except optuna.exceptions.UpdateFinishedTrialError:
-            self.say(f"trial {work.trial.number} was given up by another tuner, since it showed no sign of life")
+            self.say(
+                f"trial {work.trial.number} was given up by another tuner, since it showed no sign of life"
+            )
             self.stop(work)
         else:
             if all(run.state == "done" for run in work.runs):
@@ -468,7 +604,10 @@ class Tuner:
         if value is not None and self.study.best_trial.number == number:
             best = ", the best so far"
         self.outcomes.append("failed" if state == TrialState.FAIL else "finished")
-        sampled = " ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in work.trial.params.items())
+        sampled = " ".join(
+            f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}"
+            for k, v in work.trial.params.items()
+        )
         self.say(f"trial {number}: {said}{best} ({sampled})")
 
     def stop(self, work):
@@ -485,13 +624,19 @@ class Tuner:
                 trial = self.study.tell(work.trial, state=TrialState.FAIL, skip_if_finished=True)
                 if trial.state == TrialState.FAIL:
                     RetryHeartbeatStaleTrialCallback()(self.study, trial)
-            except Exception as error:  # without its signs of life the trial will be run again all the same
+            except (
+                Exception
+            ) as error:  # without its signs of life the trial will be run again all the same
                 self.say(f"trial {work.trial.number} could not be put back: {one_line(error)}")
 
     def progress(self):
         runs = [run for work in self.active for run in work.runs]
         done = sum(len(run.curve) for run in runs) / max(1, len(runs) * REPORTS)
-        return f"trial {', '.join(str(work.trial.number) for work in self.active)}: {done:.0%}" if runs else ""
+        return (
+            f"trial {', '.join(str(work.trial.number) for work in self.active)}: {done:.0%}"
+            if runs
+            else ""
+        )
 
     def plot(self):
         """The history of the study, and which flags mattered, as pictures in its folder."""
@@ -507,10 +652,14 @@ class Tuner:
         self.folder.mkdir(parents=True, exist_ok=True)
         for name, draw in {
             "history": lambda: plots.plot_optimization_history(self.study, target_name="score"),
-            "importance": lambda: plots.plot_param_importances(self.study, evaluator=evaluator, target_name="score"),
+            "importance": lambda: plots.plot_param_importances(
+                self.study, evaluator=evaluator, target_name="score"
+            ),
         }.items():
             try:
-                with warnings.catch_warnings(action="ignore"):  # about few trials, which the picture shows too
+                with warnings.catch_warnings(
+                    action="ignore"
+                ):  # about few trials, which the picture shows too
                     draw().figure.savefig(self.folder / f"{name}.png", dpi=100, bbox_inches="tight")
                 self.say(f"plot: {self.short(self.folder)}/{name}.png")
             except Exception as error:  # such as no flag that differs
@@ -524,9 +673,21 @@ class Tuner:
         best = self.study.best_trial
         print(f"best trial {best.number} of {self.count()}: {best.value:.4f}")
         for env_id in self.target_scores:
-            scores = [curve[-1] for name, curve in best.user_attrs.items() if name.startswith(f"{env_id} seed ")]
-            print(f"{env_id}: {self.metric} {statistics.fmean(scores):.2f} over {len(scores)} seeds")
-            words = ["python", self.short(self.script), "--env-id", env_id, *to_words(best.user_attrs["flags"])]
+            scores = [
+                curve[-1]
+                for name, curve in best.user_attrs.items()
+                if name.startswith(f"{env_id} seed ")
+            ]
+            print(
+                f"{env_id}: {self.metric} {statistics.fmean(scores):.2f} over {len(scores)} seeds"
+            )
+            words = [
+                "python",
+                self.short(self.script),
+                "--env-id",
+                env_id,
+                *to_words(best.user_attrs["flags"]),
+            ]
             print(" ", shlex.join(words))
 
     def short(self, path):
@@ -544,7 +705,9 @@ class Tuner:
 
 @dataclass
 class Args:
-    config: tyro.conf.Positional[Path]  # Python file that makes a Tuner called tuner, and may set num_trials and num_seeds
+    config: tyro.conf.Positional[
+        Path
+    ]  # Python file that makes a Tuner called tuner, and may set num_trials and num_seeds
     num_trials: int | None = None  # finished trials that the study is to have, if not the config's
     num_seeds: int | None = None  # seeds of each environment in a trial, if not the config's
     workers: int | None = None  # runs at once, if not the config's
@@ -566,7 +729,9 @@ def main():
     if not hasattr(tuner, "tune"):
         raise SystemExit(f"{args.config} must make a Tuner called tuner")
     if None in counts.values():
-        raise SystemExit(f"{args.config} sets no num_trials and num_seeds: give --num-trials and --num-seeds")
+        raise SystemExit(
+            f"{args.config} sets no num_trials and num_seeds: give --num-trials and --num-seeds"
+        )
     for name in ("workers", "storage", "study_name"):
         if getattr(args, name) is not None:
             setattr(tuner, name, getattr(args, name))
@@ -575,7 +740,9 @@ def main():
     except KeyboardInterrupt:
         raise SystemExit("stopped: the same command goes on where the study was") from None
     except (OSError, DBAPIError, optuna.exceptions.OptunaError) as error:
-        raise SystemExit(f"the study stopped, and goes on with the same command: {one_line(error)}") from None
+        raise SystemExit(
+            f"the study stopped, and goes on with the same command: {one_line(error)}"
+        ) from None
 
 
 if __name__ == "__main__":

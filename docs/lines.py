@@ -7,13 +7,17 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LINK = re.compile(r'\[line \d+\]\((?P<path>\S+/(?P<name>\w+\.py))#L\d+ "(?P<family>[a-z][a-z0-9]*) (?P<number>\d+)"\)')
+LINK = re.compile(
+    r'\[line \d+\]\((?P<path>\S+/(?P<name>\w+\.py))#L\d+ "(?P<family>[a-z][a-z0-9]*) (?P<number>\d+)"\)'
+)
 
 
 def line_of(name, family, number):
     """The first line marked with the detail, alone as in [core 5] or together with others as in [core 3, 11]."""
     lines = (ROOT / "cleanrl" / name).read_text().splitlines()
-    for i in range(lines.index("class Args:"), len(lines)):  # the docstring before it only mentions such marks
+    for i in range(
+        lines.index("class Args:"), len(lines)
+    ):  # the docstring before it only mentions such marks
         for numbers in re.findall(rf"\[{family} ([\d, ]+)\]", lines[i]):
             if number in numbers.split(", "):
                 return i + 1

@@ -31,7 +31,9 @@ def read():
             for row in csv.DictReader(file):
                 run = data.setdefault(row["variant"], {}).setdefault(int(row["seed"]), [])
                 run.append([float(row[name]) for name in ("step", "episodes", "mean_return")])
-    return {name: {seed: np.array(rows) for seed, rows in runs.items()} for name, runs in data.items()}
+    return {
+        name: {seed: np.array(rows) for seed, rows in runs.items()} for name, runs in data.items()
+    }
 
 
 def sides(ablation, data):
@@ -49,7 +51,10 @@ def final(rows):
 
 
 def table(data):
-    lines = ["| detail | task | without it | seeds | return with | return without |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| detail | task | without it | seeds | return with | return without |",
+        "|---|---|---|---|---|---|",
+    ]
     for ablation in sorted(PLAN["ablation"], key=order):
         runs, told = sides(ablation, data), []
         for side in runs:
@@ -72,7 +77,10 @@ def block(data):
     """What the page says between its two marks."""
     counts = {len(sides(ablation, data)[0]) for ablation in PLAN["ablation"]}
     if counts == {0}:
-        return "The ablations have not been run yet: `benchmark/ablations.py` makes the runs.\n\n" + table(data)
+        return (
+            "The ablations have not been run yet: `benchmark/ablations.py` makes the runs.\n\n"
+            + table(data)
+        )
     seeds = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else str(counts.pop())
     about = json.loads((DATA / "runs.json").read_text())
     devices = ", ".join(sorted({run["device"] for run in about.values()}))
@@ -94,20 +102,36 @@ def draw(ablation, data):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    gray = dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "text.color"), "#808080")
+    gray = dict.fromkeys(
+        ("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "text.color"), "#808080"
+    )
     with plt.rc_context(
-        gray | {"svg.fonttype": "none", "svg.hashsalt": "cleanrl", "font.size": 9, "font.family": "sans-serif"}
+        gray
+        | {
+            "svg.fonttype": "none",
+            "svg.hashsalt": "cleanrl",
+            "font.size": 9,
+            "font.family": "sans-serif",
+        }
     ):
         figure, axes = plt.subplots(figsize=(4.6, 2.3), layout="constrained")
-        for runs, label, color in zip(sides(ablation, data), ("with", "without"), ("#4c8dd6", "#e0803a"), strict=True):
+        for runs, label, color in zip(
+            sides(ablation, data), ("with", "without"), ("#4c8dd6", "#e0803a"), strict=True
+        ):
             curves = [smooth(rows) for rows in runs]
             for steps, curve in curves:
                 axes.plot(steps, curve, color=color, alpha=0.4, linewidth=0.7)
             grid = np.linspace(max(steps[0] for steps, _ in curves), STEPS, 80)
             axes.plot(
-                grid, np.mean([np.interp(grid, *curve) for curve in curves], axis=0), color=color, linewidth=2, label=label
+                grid,
+                np.mean([np.interp(grid, *curve) for curve in curves], axis=0),
+                color=color,
+                linewidth=2,
+                label=label,
             )
-        axes.set(xlabel="environment steps", ylabel="return", title=ablation["task"], xlim=(0, STEPS))
+        axes.set(
+            xlabel="environment steps", ylabel="return", title=ablation["task"], xlim=(0, STEPS)
+        )
         axes.xaxis.set_major_formatter(lambda n, _: f"{n / 1000:.0f}k" if n else "0")
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
@@ -125,4 +149,6 @@ if __name__ == "__main__":
         draw(ablation, data)
     text = PAGE.read_text()
     PAGE.write_text(BLOCK.sub(lambda match: match[1] + block(data) + match[2], text))
-    print(f"{len(drawn)} of {len(PLAN['ablation'])} curves, and the table of {PAGE.relative_to(ROOT)}")
+    print(
+        f"{len(drawn)} of {len(PLAN['ablation'])} curves, and the table of {PAGE.relative_to(ROOT)}"
+    )

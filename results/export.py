@@ -19,12 +19,28 @@ HERE = Path(__file__).parent
 sys.path.append(str(HERE.resolve().parent))  # for the tools, from wherever this is run
 from cleanrl_utils.events import read_events  # noqa: E402
 
-PACKAGES = ("gymnasium", "numpy", "torch", "mujoco", "ale-py", "envpool", "jax", "flax", "optax", "gymnax", "JAXtari")
+PACKAGES = (
+    "gymnasium",
+    "numpy",
+    "torch",
+    "mujoco",
+    "ale-py",
+    "envpool",
+    "jax",
+    "flax",
+    "optax",
+    "gymnax",
+    "JAXtari",
+)
 
 
 def thin(episodes):
     before, last = episodes[:-100], episodes[-100:]
-    return episodes if len(before) <= 2000 else [*(part.mean(0) for part in np.array_split(before, 2000)), *last]
+    return (
+        episodes
+        if len(before) <= 2000
+        else [*(part.mean(0) for part in np.array_split(before, 2000)), *last]
+    )
 
 
 def export(algorithm, runs, partial=False):
@@ -32,7 +48,9 @@ def export(algorithm, runs, partial=False):
     for path in sorted(Path(runs).glob("*/run.json")):
         about = json.loads(path.read_text())
         if about["args"]["exp_name"] == algorithm:
-            env_id = about["args"]["env_id"].split(":")[-1].replace("/", "-")  # without the module that has it
+            env_id = (
+                about["args"]["env_id"].split(":")[-1].replace("/", "-")
+            )  # without the module that has it
             name = f"{env_id}__{about['args']['seed']}"
             if name in folders:
                 raise SystemExit(f"{name} was run twice: {folders[name]} and {path.parent}")
@@ -49,19 +67,40 @@ def export(algorithm, runs, partial=False):
             raise SystemExit(f"{folder}: {problems[0]}")
         steps, flags = int(scalars["charts/SPS"][-1, 0]), about["args"]
         between_updates = flags.get("train_frequency", flags.get("update_frequency", 1))
-        between_logs = flags["num_envs"] * flags["num_steps"] if "num_steps" in flags else 100 * between_updates
+        between_logs = (
+            flags["num_envs"] * flags["num_steps"]
+            if "num_steps" in flags
+            else 100 * between_updates
+        )
         is_short = steps + between_logs <= flags["total_timesteps"]
         if not partial and (is_short or not list(folder.glob("checkpoint.*"))):
             raise SystemExit(f"{folder} is not finished: it stands at step {steps}")
         events = EventFileLoader(str(min(folder.glob("*tfevents*")))).Load()
-        first = next(event for event in events if event.HasField("summary"))  # seconds are counted from there on
+        first = next(
+            event for event in events if event.HasField("summary")
+        )  # seconds are counted from there on
         with (HERE / algorithm / f"{name}.csv").open("w", newline="") as file:
             rows = csv.writer(file)
             rows.writerow(["step", "episodic_return", "seconds"])
             for step, value, seconds in thin(scalars["charts/episodic_return"]):
-                rows.writerow([round(step), f"{value:g}", f"{seconds + first.wall_time - about['start_time']:.1f}"])
-        versions = {package: about["packages"][package] for package in PACKAGES if package in about["packages"]}
-        told = {"args": about["args"], "commit": about["commit"], "device": about["device"], "python": about["python"]}
+                rows.writerow(
+                    [
+                        round(step),
+                        f"{value:g}",
+                        f"{seconds + first.wall_time - about['start_time']:.1f}",
+                    ]
+                )
+        versions = {
+            package: about["packages"][package]
+            for package in PACKAGES
+            if package in about["packages"]
+        }
+        told = {
+            "args": about["args"],
+            "commit": about["commit"],
+            "device": about["device"],
+            "python": about["python"],
+        }
         settings[name] = told | {"packages": versions, "steps": steps}
     (HERE / algorithm / "runs.json").write_text(json.dumps(settings, indent=1) + "\n")
     print(f"{len(folders)} runs in {HERE / algorithm}")

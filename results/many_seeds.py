@@ -25,21 +25,35 @@ def train(algorithm, env_id, num_seeds, **flags):
     args = ours["Args"](env_id=env_id, gymnax=True, **flags)
     envs = ours["make_envs"](args, args.num_envs, None, gym.vector.AutoresetMode.DISABLED)
     init, train = ours["make_program"](args, envs)
-    runs = jax.vmap(lambda key: init(key, 0))(jnp.stack([jax.random.PRNGKey(seed) for seed in range(1, num_seeds + 1)]))
+    runs = jax.vmap(lambda key: init(key, 0))(
+        jnp.stack([jax.random.PRNGKey(seed) for seed in range(1, num_seeds + 1)])
+    )
     program = jax.jit(jax.vmap(lambda run: train(run, 100)), donate_argnums=0)
     returns = [[] for _ in range(num_seeds)]
     for _ in range(args.total_timesteps // (100 * max(args.num_envs, args.train_frequency))):
         runs, ((is_over, totals, _), _) = program(runs)
-        for seed, (rows, ends) in enumerate(zip(np.asarray(totals), np.asarray(is_over), strict=True)):
+        for seed, (rows, ends) in enumerate(
+            zip(np.asarray(totals), np.asarray(is_over), strict=True)
+        ):
             returns[seed] += rows[ends].tolist()
     return returns
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 4 or sys.argv[1] not in ("dqn_jax", "c51_jax") or not sys.argv[3].isdigit():
-        raise SystemExit("usage: python results/many_seeds.py dqn_jax|c51_jax ENV_ID NUMBER_OF_SEEDS")
+        raise SystemExit(
+            "usage: python results/many_seeds.py dqn_jax|c51_jax ENV_ID NUMBER_OF_SEEDS"
+        )
     algorithm, env_id, num_seeds = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    finals = [round(float(np.mean(returns[-100:])), 2) for returns in train(algorithm, env_id, num_seeds)]
-    told = {"mean": round(float(np.mean(finals)), 2), "std": round(float(np.std(finals)), 2), "each seed": finals}
-    (HERE / algorithm / f"{env_id}__{num_seeds}_seeds.json").write_text(json.dumps(told, indent=1) + "\n")
+    finals = [
+        round(float(np.mean(returns[-100:])), 2) for returns in train(algorithm, env_id, num_seeds)
+    ]
+    told = {
+        "mean": round(float(np.mean(finals)), 2),
+        "std": round(float(np.std(finals)), 2),
+        "each seed": finals,
+    }
+    (HERE / algorithm / f"{env_id}__{num_seeds}_seeds.json").write_text(
+        json.dumps(told, indent=1) + "\n"
+    )
     print(f"{told['mean']:.2f} ± {told['std']:.2f}: {', '.join(map(str, finals))}")

@@ -25,11 +25,19 @@ SECONDS, WIDTH = 12, 360  # of longer episodes, the beginning
 def command(run_folder):
     """The one that made a run, without the flags that are at their defaults or change nothing."""
     file, args = read_run(run_folder)
-    defaults = json.loads(json.dumps(vars(runpy.run_path(str(ROOT / "cleanrl" / file))["Args"]())))  # as run.json has them
+    defaults = json.loads(
+        json.dumps(vars(runpy.run_path(str(ROOT / "cleanrl" / file))["Args"]()))
+    )  # as run.json has them
     changed = {flag: value for flag, value in args.items() if value != defaults.get(flag, value)}
     for flag in ("exp_name", "checkpoint_interval", "cuda", "capture_video", "track", "resume"):
         changed.pop(flag, None)
-    return shlex.join(["python", f"cleanrl/{file}", *(word for flag in changed.items() for word in to_words(*flag))])
+    return shlex.join(
+        [
+            "python",
+            f"cleanrl/{file}",
+            *(word for flag in changed.items() for word in to_words(*flag)),
+        ]
+    )
 
 
 def film(run_folder):
@@ -40,18 +48,32 @@ def film(run_folder):
     checkpoint = load_checkpoint(run_folder)
     name = f"{Path(file).stem}__{args['env_id'].replace('/', '-')}"
     evaluation = evaluate(run_folder, checkpoint, num_videos=1)
-    with VideoFileClip(str(run_folder / "videos" / f"eval-seed-{evaluation['seed']}-episode-0.mp4")) as episode:
+    with VideoFileClip(
+        str(run_folder / "videos" / f"eval-seed-{evaluation['seed']}-episode-0.mp4")
+    ) as episode:
         size = (WIDTH, round(WIDTH / episode.aspect_ratio / 2) * 2)  # browsers play even numbers
         clip = episode.subclipped(0, min(SECONDS, episode.duration)).resized(size)
         VIDEOS.mkdir(exist_ok=True)
-        settings = dict(preset="veryslow", ffmpeg_params=["-crf", "30", "-movflags", "+faststart"], audio=False, logger=None)
+        settings = dict(
+            preset="veryslow",
+            ffmpeg_params=["-crf", "30", "-movflags", "+faststart"],
+            audio=False,
+            logger=None,
+        )
         clip.write_videofile(str(VIDEOS / f"{name}.mp4"), fps=min(30, episode.fps), **settings)
         clip.save_frame(str(VIDEOS / f"{name}.jpg"), t=clip.duration / 3)
         seconds = [round(clip.duration, 2), round(episode.duration, 2)]
-    about = {"command": command(run_folder), "file": file, "train_seed": args["seed"], "seconds": seconds}
+    about = {
+        "command": command(run_folder),
+        "file": file,
+        "train_seed": args["seed"],
+        "seconds": seconds,
+    }
     about["of_steps"] = args["total_timesteps"]
     told = json.loads(DATA.read_text()) if DATA.exists() else {}
-    DATA.write_text(json.dumps(dict(sorted((told | {name: about | evaluation}).items())), indent=2) + "\n")
+    DATA.write_text(
+        json.dumps(dict(sorted((told | {name: about | evaluation}).items())), indent=2) + "\n"
+    )
     return name
 
 
@@ -59,7 +81,9 @@ def block(name):
     """The lines for the docs."""
     told = json.loads(DATA.read_text())[name]
     shown, whole = told["seconds"]
-    steps = f"{told['global_step']:,}" + (f" of {told['of_steps']:,}" if told["global_step"] < 0.99 * told["of_steps"] else "")
+    steps = f"{told['global_step']:,}" + (
+        f" of {told['of_steps']:,}" if told["global_step"] < 0.99 * told["of_steps"] else ""
+    )
     part = f" (the first {shown:.0f} of its {whole:.0f} seconds)" if shown < whole else ""
     return (
         f"[![{told['file']} plays {told['env_id']}](videos/{name}.jpg)](videos/{name}.mp4)\n\n"

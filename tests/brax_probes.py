@@ -31,7 +31,9 @@ class Probe(brax.envs.Env):
 
     def reset(self, rng):
         info = {"key": jax.random.fold_in(rng, 1), "time": jnp.int32(0)}
-        return brax.envs.State(None, self.observe(rng, jnp.int32(0)), jnp.float32(0), jnp.float32(0), {}, info)
+        return brax.envs.State(
+            None, self.observe(rng, jnp.int32(0)), jnp.float32(0), jnp.float32(0), {}, info
+        )
 
     def step(self, state, action):
         key, obs_key, reward_key, end_key = jax.random.split(state.info["key"], 4)
@@ -133,7 +135,10 @@ class RandomEnds(Probe):
         normal, wild, broken = jax.random.split(key, 3)
         seen = jnp.array([3.0, 0.1]) * jax.random.normal(normal, (2,)) + jnp.array([2.0, -1.0])
         seen += jax.random.bernoulli(wild, 0.02) * 100
-        return {"state": jnp.where((time > 0) & jax.random.bernoulli(broken, 0.02), jnp.nan, seen), "privileged_state": seen}
+        return {
+            "state": jnp.where((time > 0) & jax.random.bernoulli(broken, 0.02), jnp.nan, seen),
+            "privileged_state": seen,
+        }
 
     def reward(self, key, obs, action, time):
         return obs["state"][0].clip(-3, 3) + action - 0.3 + 900 * jax.random.bernoulli(key, 0.003)

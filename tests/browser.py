@@ -10,7 +10,9 @@ import tempfile
 import pytest
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-needs_chromium = pytest.mark.skipif(not CHROMIUM, reason="needs Debian's chromium, which .ci/run installs")
+needs_chromium = pytest.mark.skipif(
+    not CHROMIUM, reason="needs Debian's chromium, which .ci/run installs"
+)
 
 
 class Browser:
@@ -23,16 +25,27 @@ class Browser:
         flags = f"--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --user-data-dir={self.profile}"
         command = f"exec {CHROMIUM} {flags} --remote-debugging-pipe about:blank 3<&{read_by_it} 4>&{written_by_it}"
         self.process = subprocess.Popen(
-            ["bash", "-c", command], pass_fds=(read_by_it, written_by_it), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            ["bash", "-c", command],
+            pass_fds=(read_by_it, written_by_it),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         os.close(read_by_it)
         os.close(written_by_it)
         self.answers, self.session = os.fdopen(self.of, "rb"), None
         (target,) = [x for x in self("Target.getTargets")["targetInfos"] if x["type"] == "page"]
-        self.session = self("Target.attachToTarget", targetId=target["targetId"], flatten=True)["sessionId"]
+        self.session = self("Target.attachToTarget", targetId=target["targetId"], flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self(f"{domain}.enable")
-        self("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 700)
+        self(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 700,
+        )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self("Emulation.setEmulatedMedia", features=[scheme])
         self("Page.navigate", url=url)
@@ -50,7 +63,9 @@ class Browser:
 
     def __call__(self, method, **params):
         self.last += 1
-        message = {"id": self.last, "method": method, "params": params} | ({"sessionId": self.session} if self.session else {})
+        message = {"id": self.last, "method": method, "params": params} | (
+            {"sessionId": self.session} if self.session else {}
+        )
         os.write(self.to, json.dumps(message).encode() + b"\0")
         while True:
             answer = bytearray()
@@ -76,7 +91,11 @@ class Browser:
         for _ in range(200):
             if self.evaluate(expression):
                 return
-            self("Runtime.evaluate", expression="new Promise(done => setTimeout(done, 50))", awaitPromise=True)
+            self(
+                "Runtime.evaluate",
+                expression="new Promise(done => setTimeout(done, 50))",
+                awaitPromise=True,
+            )
         raise AssertionError(f"never true: {expression}")
 
     def move_to(self, x, y):

@@ -4,7 +4,9 @@ import shutil
 import tempfile
 
 # before PyTorch is imported anywhere: one thread for each of pytest's workers, and none of their windows or sounds
-os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", SDL_VIDEODRIVER="dummy", SDL_AUDIODRIVER="dummy")
+os.environ.update(
+    OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", SDL_VIDEODRIVER="dummy", SDL_AUDIODRIVER="dummy"
+)
 os.environ.setdefault("WANDB_MODE", "offline")
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # what all workers compile they compile once
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="jax-")

@@ -41,7 +41,10 @@ class Probe(environment.Environment):
     def step_env(self, key, state, action, params):
         time = state.time + 1
         is_end, is_cut = self.ends(key, state.obs, time)
-        obs, reward = self.observe(jax.random.fold_in(key, 1), time), self.reward(state.obs, action, time)
+        obs, reward = (
+            self.observe(jax.random.fold_in(key, 1), time),
+            self.reward(state.obs, action, time),
+        )
         state = State(time=time, obs=obs, is_cut=jnp.asarray(is_cut))
         return obs, state, jnp.float32(reward), jnp.asarray(is_end), {}
 

@@ -61,7 +61,11 @@ def probe(file, name):
 
 
 def make_pool(task_id, real=None, **settings):
-    of_procgen = {f"{env_id.capitalize()}Easy-v0": env_id for env_id in gym.registry if env_id.startswith("ImageProbe/")}
+    of_procgen = {
+        f"{env_id.capitalize()}Easy-v0": env_id
+        for env_id in gym.registry
+        if env_id.startswith("ImageProbe/")
+    }
     if not task_id.startswith("ImageProbe/") and task_id not in of_procgen:
         return real(task_id, **settings)
     probe = gym.spec(of_procgen.get(task_id, task_id)).vector_entry_point.args[0]
@@ -75,7 +79,11 @@ def train(file, folder, *flags, on_update=None):
     def look(optimizer, *_):
         frame, names = sys._getframe(), {"optimizer": optimizer}
         while frame.f_globals.get("__file__") != str(file) or frame.f_code.co_name != "<module>":
-            names = {**frame.f_locals, **names} if frame.f_globals.get("__file__") == str(file) else names
+            names = (
+                {**frame.f_locals, **names}
+                if frame.f_globals.get("__file__") == str(file)
+                else names
+            )
             frame = frame.f_back
         on_update(frame.f_globals | names)
 
@@ -109,7 +117,9 @@ def start(function, *args):
 
 
 def call(pickled):
-    tqdm.set_lock(threading.RLock())  # not the one that all processes share: if one is killed while it holds that, others hang
+    tqdm.set_lock(
+        threading.RLock()
+    )  # not the one that all processes share: if one is killed while it holds that, others hang
     function, args = cloudpickle.loads(pickled)
     function(*args)
 
@@ -122,7 +132,9 @@ def only_run(folder):
 def scalars(run):
     """What TensorBoard shows of a run: {metric: [(step, value), ...]}."""
     events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
-    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    return {
+        tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]
+    }
 
 
 def read_checkpoint(run):
@@ -136,7 +148,9 @@ def read_checkpoint(run):
 def weights(run):
     """What acts: PPO's agent, the actor of continuous control, or the network of a value learner."""
     checkpoint = read_checkpoint(run)
-    return next(checkpoint[name] for name in ("agent", "actor", "q_network", "params") if name in checkpoint)
+    return next(
+        checkpoint[name] for name in ("agent", "actor", "q_network", "params") if name in checkpoint
+    )
 
 
 def same(a, b):

@@ -38,19 +38,30 @@ class Hub(BaseHTTPRequestHandler):
 
     @classmethod
     def commit_of(cls, repo):
-        listing = sorted((name, hashlib.sha1(content).hexdigest()) for name, content in cls.repos[repo].items())
+        listing = sorted(
+            (name, hashlib.sha1(content).hexdigest()) for name, content in cls.repos[repo].items()
+        )
         return hashlib.sha1(json.dumps([repo, listing]).encode()).hexdigest()
 
     def route(self):
         path = unquote(urlsplit(self.path).path)
         self.log.append((self.command, path))
-        if self.command in ("POST", "PUT") and self.headers.get("Authorization") != f"Bearer {TOKEN}" and "/lfs/" not in path:
+        if (
+            self.command in ("POST", "PUT")
+            and self.headers.get("Authorization") != f"Bearer {TOKEN}"
+            and "/lfs/" not in path
+        ):
             return self.answer(401, {"error": "Invalid username or password."})
         if path == "/api/repos/create":
             wanted = json.loads(self.body())
             repo = f"{wanted.get('organization') or 'me'}/{wanted['name']}"
             if repo.startswith("other/"):
-                return self.answer(403, {"error": "You don't have the rights to create a model under the namespace other"})
+                return self.answer(
+                    403,
+                    {
+                        "error": "You don't have the rights to create a model under the namespace other"
+                    },
+                )
             status = 409 if repo in self.repos else 200
             self.repos.setdefault(repo, {})
             return self.answer(status, {"url": f"{ENDPOINT}/{repo}", "id": repo})
@@ -73,19 +84,36 @@ class Hub(BaseHTTPRequestHandler):
     def of_repo(self, kind, repo, rest):
         files = self.repos[repo]
         if kind == "api" and rest[:1] in ([], ["revision"]):
-            siblings = [{"rfilename": n, "size": self.lies.get((repo, n), len(c))} for n, c in files.items()]
-            return self.answer(200, {"id": repo, "modelId": repo, "sha": self.commit_of(repo), "siblings": siblings})
+            siblings = [
+                {"rfilename": n, "size": self.lies.get((repo, n), len(c))} for n, c in files.items()
+            ]
+            return self.answer(
+                200,
+                {"id": repo, "modelId": repo, "sha": self.commit_of(repo), "siblings": siblings},
+            )
         if kind == "api" and rest[0] == "tree":
-            return self.answer(200, [{"type": "file", "path": n, "size": len(c), "oid": "0" * 40} for n, c in files.items()])
+            return self.answer(
+                200,
+                [
+                    {"type": "file", "path": n, "size": len(c), "oid": "0" * 40}
+                    for n, c in files.items()
+                ],
+            )
         if kind == "api" and rest[0] == "preupload":
             modes = []
             for file in json.loads(self.body())["files"]:
-                mode = "regular" if file["size"] <= LARGE and file["path"].endswith((".md", ".json", ".py")) else "lfs"
+                mode = (
+                    "regular"
+                    if file["size"] <= LARGE and file["path"].endswith((".md", ".json", ".py"))
+                    else "lfs"
+                )
                 modes.append({"path": file["path"], "uploadMode": mode, "shouldIgnore": False})
             return self.answer(200, {"files": modes})
         if rest[-2:] == ["objects", "batch"]:
             action = lambda oid: {"upload": {"href": f"{STORAGE}/lfs/{oid}"}}  # noqa: E731
-            objects = [{**o, "actions": action(o["oid"])} for o in json.loads(self.body())["objects"]]
+            objects = [
+                {**o, "actions": action(o["oid"])} for o in json.loads(self.body())["objects"]
+            ]
             return self.answer(200, {"transfer": "basic", "objects": objects})
         if kind == "api" and rest[0] == "commit":
             for line in self.body().splitlines():
@@ -98,7 +126,9 @@ class Hub(BaseHTTPRequestHandler):
                 elif item["key"] == "deletedFile":
                     files.pop(value["path"])
             commit = self.commit_of(repo)
-            return self.answer(200, {"commitUrl": f"{ENDPOINT}/{repo}/commit/{commit}", "commitOid": commit})
+            return self.answer(
+                200, {"commitUrl": f"{ENDPOINT}/{repo}/commit/{commit}", "commitOid": commit}
+            )
         if rest[0] == "resolve":
             name = "/".join(rest[2:])
             if name not in files:
@@ -108,7 +138,11 @@ class Hub(BaseHTTPRequestHandler):
             if len(content) <= LARGE:
                 return self.answer(200, content, **headers)
             self.stored[oid] = content
-            linked = {"X_Linked_Size": len(content), "X_Linked_ETag": f'"{oid}"', "Location": f"{STORAGE}/lfs/{oid}"}
+            linked = {
+                "X_Linked_Size": len(content),
+                "X_Linked_ETag": f'"{oid}"',
+                "Location": f"{STORAGE}/lfs/{oid}",
+            }
             return self.answer(302, **headers, **linked)
         return self.answer(404, {"error": f"this little Hub has no {self.path}"})
 
@@ -118,7 +152,14 @@ class Hub(BaseHTTPRequestHandler):
 assert "huggingface_hub" not in sys.modules, "it would talk to the real Hub"
 SERVER = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
 ENDPOINT = f"http://127.0.0.1:{SERVER.server_port}"
-STORAGE = ENDPOINT.replace("127.0.0.1", "localhost")  # large files are at another address, as those of the real Hub
+STORAGE = ENDPOINT.replace(
+    "127.0.0.1", "localhost"
+)  # large files are at another address, as those of the real Hub
 threading.Thread(target=SERVER.serve_forever, daemon=True).start()
-SETTINGS = {"HF_ENDPOINT": ENDPOINT, "HF_HOME": tempfile.mkdtemp(), "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}
+SETTINGS = {
+    "HF_ENDPOINT": ENDPOINT,
+    "HF_HOME": tempfile.mkdtemp(),
+    "HF_TOKEN": TOKEN,
+    "HF_HUB_DISABLE_XET": "1",
+}
 os.environ.update(SETTINGS, HF_HUB_DISABLE_TELEMETRY="1")

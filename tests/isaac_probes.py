@@ -20,7 +20,11 @@ class Cfg:
     is_finite_horizon = False
 
     def __init__(self):
-        self.scene, self.sim, self.seed = SimpleNamespace(num_envs=1), SimpleNamespace(device="cuda:0"), None
+        self.scene, self.sim, self.seed = (
+            SimpleNamespace(num_envs=1),
+            SimpleNamespace(device="cuda:0"),
+            None,
+        )
 
 
 class FiniteCfg(Cfg):
@@ -33,14 +37,23 @@ class IsaacProbe(gym.Env):
     metadata = {"render_modes": [None, "rgb_array"], "render_fps": 25.0}  # noqa: RUF012
 
     def __init__(self, cfg, probe, group="policy", tells=False, render_mode=None, **kwargs):
-        self.cfg, self.num_envs, self.device, self.render_mode = cfg, cfg.scene.num_envs, cfg.sim.device, render_mode
+        self.cfg, self.num_envs, self.device, self.render_mode = (
+            cfg,
+            cfg.scene.num_envs,
+            cfg.sim.device,
+            render_mode,
+        )
         self.envs, self.group = [gym.make(probe) for _ in range(self.num_envs)], group
         self.tells = tells and getattr(cfg, "compute_final_obs", False)
         space, self.single_action_space = self.envs[0].observation_space, self.envs[0].action_space
-        self.single_observation_space = gym.spaces.Dict({"critic": gym.spaces.Box(-1, 1, (99,)), group: space})
+        self.single_observation_space = gym.spaces.Dict(
+            {"critic": gym.spaces.Box(-1, 1, (99,)), group: space}
+        )
         self.obs_buf = torch.zeros((self.num_envs, *space.shape), device=self.device)
         self.reward_buf = torch.zeros(self.num_envs, device=self.device)
-        self.terminated, self.truncated = torch.zeros((2, self.num_envs), dtype=torch.bool, device=self.device)
+        self.terminated, self.truncated = torch.zeros(
+            (2, self.num_envs), dtype=torch.bool, device=self.device
+        )
         self.extras = {"log": {}}
 
     def observe(self, obs):
@@ -49,18 +62,26 @@ class IsaacProbe(gym.Env):
 
     def reset(self, *, seed=None, options=None):
         torch.manual_seed(seed)  # as simulators do
-        return self.observe([env.reset(seed=seed + i)[0] for i, env in enumerate(self.envs)]), self.extras
+        return self.observe(
+            [env.reset(seed=seed + i)[0] for i, env in enumerate(self.envs)]
+        ), self.extras
 
     def step(self, actions):
         assert isinstance(actions, torch.Tensor) and str(actions.device) == self.device
         obs, final_obs = [], []
         for i, (env, action) in enumerate(zip(self.envs, actions.numpy(), strict=True)):
             last, reward, terminated, truncated, _ = env.step(action)
-            self.reward_buf[i], self.terminated[i], self.truncated[i] = float(reward), terminated, truncated
+            self.reward_buf[i], self.terminated[i], self.truncated[i] = (
+                float(reward),
+                terminated,
+                truncated,
+            )
             final_obs.append(last)
             obs.append(env.reset()[0] if terminated or truncated else last)
         if self.tells and (self.terminated | self.truncated).any():
-            self.extras["final_obs"] = {self.group: torch.from_numpy(np.stack(final_obs).astype(np.float32))}
+            self.extras["final_obs"] = {
+                self.group: torch.from_numpy(np.stack(final_obs).astype(np.float32))
+            }
         self.extras["log"] = {"consecutive_successes": self.reward_buf.mean()}
         return self.observe(obs), self.reward_buf, self.terminated, self.truncated, self.extras
 
@@ -76,7 +97,9 @@ class PointMass(gym.Env):
 
     def __init__(self, cfg, render_mode=None, **kwargs):
         self.cfg, self.num_envs, self.device = cfg, cfg.scene.num_envs, cfg.sim.device
-        self.single_observation_space = gym.spaces.Dict(policy=gym.spaces.Box(-np.inf, np.inf, (2,)))
+        self.single_observation_space = gym.spaces.Dict(
+            policy=gym.spaces.Box(-np.inf, np.inf, (2,))
+        )
         self.single_action_space = gym.spaces.Box(-np.inf, np.inf, (1,))
 
     def draw(self):
@@ -106,12 +129,17 @@ class LastIsKnown(probes.ValueFromObs):
         return np.ones(1, np.float32), 1.0, bool(before > 0), bool(before < 0), {}
 
 
-gym.register("ContinuousProbe/LastIsKnown-v0", entry_point=lambda **kwargs: probes.Continuous(LastIsKnown(**kwargs)))
+gym.register(
+    "ContinuousProbe/LastIsKnown-v0",
+    entry_point=lambda **kwargs: probes.Continuous(LastIsKnown(**kwargs)),
+)
 
 
 def register(env_id, probe, cfg="tests.isaac_probes:Cfg", **kwargs):
     kwargs = {"env_cfg_entry_point": cfg, "probe": probe, **kwargs}
-    gym.register(env_id, entry_point="tests.isaac_probes:IsaacProbe", disable_env_checker=True, kwargs=kwargs)
+    gym.register(
+        env_id, entry_point="tests.isaac_probes:IsaacProbe", disable_env_checker=True, kwargs=kwargs
+    )
 
 
 for probe in [env_id for env_id in gym.registry if env_id.startswith("ContinuousProbe/")]:
@@ -124,5 +152,7 @@ register("IsaacProbe/FiniteHorizon-v0", "ContinuousProbe/RandomEnds-v0", cfg=Fin
 register("IsaacProbe/OtherGroups-v0", "ContinuousProbe/ConstantValue-v0", group="images")
 register("IsaacProbe/Pictures-v0", "Probe/ImageObs-v0")
 register("IsaacProbe/Choices-v0", "CartPole-v1")
-point_mass = dict(entry_point=PointMass, disable_env_checker=True, kwargs={"env_cfg_entry_point": Cfg})
+point_mass = dict(
+    entry_point=PointMass, disable_env_checker=True, kwargs={"env_cfg_entry_point": Cfg}
+)
 gym.register("IsaacProbe/PointMass-v0", **point_mass)

@@ -44,7 +44,13 @@ class Probe(JaxEnvironment):
     def reset(self, key=None):
         key, obs_key = jax.random.split(key)
         obs = jnp.float32(self.observe(obs_key, jnp.int32(0)))
-        state = State(frame=jnp.int32(0), has_begun=jnp.array(False), obs=obs, lives=jnp.int32(self.lives), key=key)
+        state = State(
+            frame=jnp.int32(0),
+            has_begun=jnp.array(False),
+            obs=obs,
+            lives=jnp.int32(self.lives),
+            key=key,
+        )
         return obs, state
 
     def step(self, state, action):

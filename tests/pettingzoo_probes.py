@@ -32,7 +32,11 @@ class Game(pettingzoo.ParallelEnv):
     def screen(self):
         obs = np.atleast_1d(self.obs)
         stripes = (127.5 * (1 + obs))[np.arange(84) * np.size(obs) // 84].astype(np.uint8)
-        return np.stack([255 - stripes, np.full(84, 77), stripes], 1)[:, None].repeat(84, 1).astype(np.uint8)
+        return (
+            np.stack([255 - stripes, np.full(84, 77), stripes], 1)[:, None]
+            .repeat(84, 1)
+            .astype(np.uint8)
+        )
 
     def reset(self, seed=None, options=None):
         self.agents, self.frames = [*self.possible_agents], 0
@@ -51,9 +55,13 @@ class Game(pettingzoo.ParallelEnv):
         if self.frames % 4 == 3:
             rewards, *self.ends = self.act([actions.get(player) for player in self.possible_agents])
         ends = self.ends if self.frames % 4 == 0 else ((False, False), (False, False))
-        answers = [dict(zip(self.possible_agents, answer, strict=True)) for answer in (rewards, *ends)]
+        answers = [
+            dict(zip(self.possible_agents, answer, strict=True)) for answer in (rewards, *ends)
+        ]
         answers = [{player: answer[player] for player in playing} for answer in answers]
-        self.agents = [player for player in playing if not answers[1][player] and not answers[2][player]]
+        self.agents = [
+            player for player in playing if not answers[1][player] and not answers[2][player]
+        ]
         return dict.fromkeys(playing, self.screen()), *answers, {player: {} for player in playing}
 
 
@@ -65,14 +73,22 @@ class Duel(Game):
 
     def act(self, actions):
         self.obs, right = self.obs + 0.25, [float(action == 1) for action in actions]
-        return [2 * right[0] - 2 * right[1], 2 * right[1] - 2 * right[0]], [self.obs[0] > 0.6] * 2, [False, False]
+        return (
+            [2 * right[0] - 2 * right[1], 2 * right[1] - 2 * right[0]],
+            [self.obs[0] > 0.6] * 2,
+            [False, False],
+        )
 
 
 class Seats(Duel):
     """One step that pays 1: the left player's action 1, and the right player's action 0; the other ones cost 1."""
 
     def act(self, actions):
-        return [1.0 if actions[0] == 1 else -1.0, 1.0 if actions[1] == 0 else -1.0], [True, True], [False, False]
+        return (
+            [1.0 if actions[0] == 1 else -1.0, 1.0 if actions[1] == 0 else -1.0],
+            [True, True],
+            [False, False],
+        )
 
 
 class OneOut(Duel):
@@ -85,6 +101,8 @@ class OneOut(Duel):
 
 
 for env_id in [env_id for env_id in gym.registry if env_id.startswith("ImageProbe/")]:
-    pettingzoo.register("parallel", env_id, functools.partial(Game, gym.spec(env_id).vector_entry_point.args[0]))
+    pettingzoo.register(
+        "parallel", env_id, functools.partial(Game, gym.spec(env_id).vector_entry_point.args[0])
+    )
 for game in (Duel, Seats, OneOut):
     pettingzoo.register("parallel", f"DuelProbe/{game.__name__}-v0", game)

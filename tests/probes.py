@@ -150,7 +150,9 @@ class Recall(Probe):
     """The first observation tells which action pays at the last step; what lies between tells nothing."""
 
     length = 5
-    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)  # the hint, and whether it is time to answer
+    observation_space = gym.spaces.Box(
+        -1, 1, (2,), np.float32
+    )  # the hint, and whether it is time to answer
 
     def observe(self):
         if self.t == 0:
@@ -211,7 +213,9 @@ class ThreeLives(Probe):
 
     def observe(self):
         self.lives = 3 - (self.t + 1) // 3
-        return np.full(1, self.t % 3 / 2, np.float32)  # 0 and 0.5 before the two steps of a life, 1 when it is lost
+        return np.full(
+            1, self.t % 3 / 2, np.float32
+        )  # 0 and 0.5 before the two steps of a life, 1 when it is lost
 
     def reward(self, action):
         assert self.obs[0] < 1 or action == 1, "FIRE starts a new life"
@@ -279,12 +283,16 @@ class UnevenActions(Probe):
     """Two rows and two columns of actions, each with bounds of its own and a right place between them, as a share of its
     width: the reward is minus the squared distance to that."""
 
-    action_space = gym.spaces.Box(np.float32([[0, -3], [10, -1]]), np.float32([[1, 5], [10.5, 100]]))
+    action_space = gym.spaces.Box(
+        np.float32([[0, -3], [10, -1]]), np.float32([[1, 5], [10.5, 100]])
+    )
 
     def reward(self, action):
         assert self.action_space.contains(action), f"{action} is not an action"
         low, high = self.action_space.low, self.action_space.high
-        return -float(np.sum(((action - low) / (high - low) - np.array([[0.2, 0.4], [0.6, 0.8]])) ** 2))
+        return -float(
+            np.sum(((action - low) / (high - low) - np.array([[0.2, 0.4], [0.6, 0.8]])) ** 2)
+        )
 
 
 class UnboundedActions(Probe):
@@ -334,7 +342,10 @@ class MaskedActions(Probe):
 
     def draw_mask(self, over):
         """Which values of the first part are valid, then of the second: one of each at least, and none when all is over."""
-        self.valid = [self.np_random.permutation(np.arange(n) < self.np_random.integers(1, n)) & ~over for n in (3, 2)]
+        self.valid = [
+            self.np_random.permutation(np.arange(n) < self.np_random.integers(1, n)) & ~over
+            for n in (3, 2)
+        ]
         return {"action_mask": np.concatenate(self.valid).astype(np.int8)}
 
     def reset(self, *, seed=None, options=None):
@@ -411,12 +422,16 @@ class Image(gym.Wrapper):
 
     def __init__(self, env, stack_num, repeat_first):
         super().__init__(env)
-        self.observation_space = gym.spaces.Box(0, 255, (stack_num * self.colors, self.size, self.size), np.uint8)
+        self.observation_space = gym.spaces.Box(
+            0, 255, (stack_num * self.colors, self.size, self.size), np.uint8
+        )
         self.stack_num, self.repeat_first = stack_num, repeat_first
 
     def draw(self, obs):
         stripes = 127.5 * (1 + np.atleast_1d(obs))[np.arange(self.size) * np.size(obs) // self.size]
-        return np.broadcast_to(stripes.astype(np.uint8)[:, None], (self.colors, self.size, self.size))
+        return np.broadcast_to(
+            stripes.astype(np.uint8)[:, None], (self.colors, self.size, self.size)
+        )
 
     def reset(self, **kwargs):
         obs, _ = self.env.reset(**kwargs)
@@ -451,8 +466,17 @@ class PoolOfProbes(ImageProbes):
     """Several of them as EnvPool makes them: tests.harness has EnvPool make these where an id begins with ImageProbe/."""
 
     def __init__(self, probe, num_envs, seed, like_procgen=False, **settings):
-        super().__init__(probe, num_envs, **(dict(stack_num=1, view=Picture) if like_procgen else {}), repeat_first=True)
-        self.pool_seed, self.elapsed_step, self.is_over = seed, np.zeros(num_envs, np.int32), np.zeros(num_envs, bool)
+        super().__init__(
+            probe,
+            num_envs,
+            **(dict(stack_num=1, view=Picture) if like_procgen else {}),
+            repeat_first=True,
+        )
+        self.pool_seed, self.elapsed_step, self.is_over = (
+            seed,
+            np.zeros(num_envs, np.int32),
+            np.zeros(num_envs, bool),
+        )
 
     def reset(self, *, seed=None, options=None):
         assert seed is None, "EnvPool takes its seed when a pool is made"
@@ -481,14 +505,24 @@ class PoolOfProbes(ImageProbes):
             obs, rewards, terminated, truncated, infos = self.recv()
             infos = {name: infos[name].astype(np.int32) for name in ("terminated", "elapsed_step")}
             self.answers.append(
-                (obs.copy(), rewards.astype(np.float32), terminated, truncated, infos | {"actions": self.sent})
+                (
+                    obs.copy(),
+                    rewards.astype(np.float32),
+                    terminated,
+                    truncated,
+                    infos | {"actions": self.sent},
+                )
             )
             return handle + np.uint8(1), (*self.answers[-1][:4], infos)
 
         def step(handle, actions):
-            number, yes = (jax.ShapeDtypeStruct((self.num_envs,), dtype) for dtype in (np.float32, bool))
+            number, yes = (
+                jax.ShapeDtypeStruct((self.num_envs,), dtype) for dtype in (np.float32, bool)
+            )
             whole = jax.ShapeDtypeStruct((self.num_envs,), np.int32)
-            obs = jax.ShapeDtypeStruct((self.num_envs, *self.single_observation_space.shape), np.uint8)
+            obs = jax.ShapeDtypeStruct(
+                (self.num_envs, *self.single_observation_space.shape), np.uint8
+            )
             answer = obs, number, yes, yes, {"terminated": whole, "elapsed_step": whole}
             shapes = jax.ShapeDtypeStruct(handle.shape, handle.dtype), answer
             return jax.experimental.io_callback(call, shapes, handle, actions)
@@ -507,12 +541,23 @@ class PendulumWithoutVelocity(PendulumEnv):
         return super()._get_obs()[:2]
 
 
-gym.register("Probe/PendulumWithoutVelocity-v0", entry_point=PendulumWithoutVelocity, max_episode_steps=200)
+gym.register(
+    "Probe/PendulumWithoutVelocity-v0", entry_point=PendulumWithoutVelocity, max_episode_steps=200
+)
 gym.register("Probe/SameStep-v0", vector_entry_point=make_same_step)
-for probe in [v for v in list(globals().values()) if isinstance(v, type) and issubclass(v, Probe) and v is not Probe]:
+for probe in [
+    v
+    for v in list(globals().values())
+    if isinstance(v, type) and issubclass(v, Probe) and v is not Probe
+]:
     gym.register(f"Probe/{probe.__name__}-v0", entry_point=probe)
-    if probe.action_space == Probe.action_space and isinstance(probe.observation_space, gym.spaces.Box):
+    if probe.action_space == Probe.action_space and isinstance(
+        probe.observation_space, gym.spaces.Box
+    ):
         gym.register(
-            f"ContinuousProbe/{probe.__name__}-v0", entry_point=lambda probe=probe, **kwargs: Continuous(probe(**kwargs))
+            f"ContinuousProbe/{probe.__name__}-v0",
+            entry_point=lambda probe=probe, **kwargs: Continuous(probe(**kwargs)),
         )
-        gym.register(f"ImageProbe/{probe.__name__}-v0", vector_entry_point=partial(ImageProbes, probe))
+        gym.register(
+            f"ImageProbe/{probe.__name__}-v0", vector_entry_point=partial(ImageProbes, probe)
+        )

@@ -107,14 +107,19 @@ def processes_here():
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if os.path.realpath(process / "cwd") == os.getcwd() and int(process.name) != os.getpid():
+            if (
+                os.path.realpath(process / "cwd") == os.getcwd()
+                and int(process.name) != os.getpid()
+            ):
                 found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
     return found
 
 
 def check_steps(folder, steps):
     """All steps were made, and no two processes were at the run at the same time."""
-    made = [tuple(map(int, line.split())) for line in (folder / "steps.txt").read_text().splitlines()]
+    made = [
+        tuple(map(int, line.split())) for line in (folder / "steps.txt").read_text().splitlines()
+    ]
     assert sorted({step for _, step in made}) == list(range(1, steps + 1))
     turns = [pid for i, (pid, _) in enumerate(made) if i == 0 or made[i - 1][0] != pid]
     assert len(turns) == len(set(turns)), f"{folder.name}: two processes took turns"
@@ -143,24 +148,37 @@ def test_plan_is_a_matrix_and_nothing_is_written(here):
     ]
     assert summary == "8 runs, 0 of them finished" and not Path("runs").exists()
     listed = bench("python walk.py", "--workers", 0)
-    assert listed.stdout.splitlines()[0] == "queued  python walk.py --seed 1" and not Path("runs").exists()
+    assert (
+        listed.stdout.splitlines()[0] == "queued  python walk.py --seed 1"
+        and not Path("runs").exists()
+    )
 
 
 def test_log_of_a_whole_benchmark(here):
     done = bench("python walk.py", "--env-ids", "A-v0", "B-v0", "--num-seeds", 2, "--workers", 3)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert "\x1b" not in done.stdout and lines[-1].endswith("4 of 4 done, 0 queued, 0 running, 0 failed")
+    assert "\x1b" not in done.stdout and lines[-1].endswith(
+        "4 of 4 done, 0 queued, 0 running, 0 failed"
+    )
     for env_id in ("A-v0", "B-v0"):
         for seed in (1, 2):
             (folder,) = Path("runs").glob(f"{env_id}__walk__{seed}__*")
             assert check_steps(folder, 8) == 1
-            assert [line[10:] for line in lines if f"{env_id} walk seed {seed}" in line and "started" in line]
-            (ended,) = [line for line in lines if f"{env_id} walk seed {seed}" in line and "done" in line]
+            assert [
+                line[10:]
+                for line in lines
+                if f"{env_id} walk seed {seed}" in line and "started" in line
+            ]
+            (ended,) = [
+                line for line in lines if f"{env_id} walk seed {seed}" in line and "done" in line
+            ]
             assert re.search(rf"return 8, [\d,]+ steps/s, 0:0\d, {folder}$", ended)
             (log,) = Path("runs/benchmark").glob(f"{env_id}__walk__{seed}__*.log")
             text = log.read_text()
-            assert text.startswith(f"$ python walk.py --env-id {env_id} --seed {seed}\nrun folder: {folder}\n")
+            assert text.startswith(
+                f"$ python walk.py --env-id {env_id} --seed {seed}\nrun folder: {folder}\n"
+            )
             assert re.search(r"\nexit code 0 after [\d.]+ s\n$", text) and "8.00/8.00" in text
     assert count("started") == count("done") == 4
     started = [line.split()[2:] for line in lines if "started" in line]
@@ -171,14 +189,19 @@ def test_each_run_has_one_thread_a_gpu_and_a_tag(here, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     monkeypatch.setenv("MKL_NUM_THREADS", "2")  # who sets it, has it
     monkeypatch.setenv("WANDB_TAGS", "mine")
-    for command in ("init -q", "add walk.py", "-c user.name=me -c user.email=me@here commit -qm first", "tag v9.1"):
+    for command in (
+        "init -q",
+        "add walk.py",
+        "-c user.name=me -c user.email=me@here commit -qm first",
+        "tag v9.1",
+    ):
         subprocess.run(["git", *command.split()], check=True)
     assert bench("python walk.py --delay 0.2", "--num-seeds", 4, "--workers", 2).returncode == 0
     environments = [json.loads(path.read_text())["env"] for path in Path("runs").glob("*/run.json")]
     assert len(environments) == 4
-    assert {env["OMP_NUM_THREADS"] for env in environments} == {"1"} and {env["MKL_NUM_THREADS"] for env in environments} == {
-        "2"
-    }
+    assert {env["OMP_NUM_THREADS"] for env in environments} == {"1"} and {
+        env["MKL_NUM_THREADS"] for env in environments
+    } == {"2"}
     assert sorted(env["CUDA_VISIBLE_DEVICES"] for env in environments) == ["3", "3", "5", "5"]
     assert {env["WANDB_TAGS"] for env in environments} == {"mine,v9.1"}
     assert bench("python walk.py --steps 1", "--num-seeds", 1, "--no-auto-tag").returncode == 0
@@ -187,15 +210,22 @@ def test_each_run_has_one_thread_a_gpu_and_a_tag(here, monkeypatch):
 
 
 def test_a_crash_is_resumed_and_does_not_stop_the_rest(here):
-    done = bench(["python walk.py --crash-at 5", "python walk.py"], "--num-seeds", 2, "--workers", 2)
+    done = bench(
+        ["python walk.py --crash-at 5", "python walk.py"], "--num-seeds", 2, "--workers", 2
+    )
     assert done.returncode == 0, done.stderr
     assert (
-        done.stdout.count("retrying") == 2 and "retrying  walk --crash-at 5 seed 1: ValueError: it went wrong" in done.stdout
+        done.stdout.count("retrying") == 2
+        and "retrying  walk --crash-at 5 seed 1: ValueError: it went wrong" in done.stdout
     )
     folders = [path.parent for path in Path("runs").glob("*/run.json")]
     assert len(folders) == 4, "a retry goes on in the same folder"
     assert sorted(check_steps(folder, 8) for folder in folders) == [1, 1, 2, 2]
-    log = next(path.read_text() for path in Path("runs/benchmark").glob("*.log") if "went wrong" in path.read_text())
+    log = next(
+        path.read_text()
+        for path in Path("runs/benchmark").glob("*.log")
+        if "went wrong" in path.read_text()
+    )
     assert re.search(r"^\$ python walk.py --resume runs/\S+$", log, re.M)
 
 
@@ -203,11 +233,17 @@ def test_what_fails_for_good_is_told(here):
     Path("broken.py").write_text("raise ValueError('no\\nway')")
     done = bench(["python broken.py", "python walk.py"], "--num-seeds", 1, "--retries", 1)
     assert done.returncode == 1
-    assert [e["attempt"] for e in events() if e["event"] == "failed"] == [1, 2] and count("done") == 1
+    assert [e["attempt"] for e in events() if e["event"] == "failed"] == [1, 2] and count(
+        "done"
+    ) == 1
     assert done.stdout.splitlines()[-1].endswith("1 of 2 done, 0 queued, 0 running, 1 failed")
     (line,) = done.stderr.splitlines()
-    assert line.startswith("failed: broken seed 1: ValueError: no (runs/benchmark/default__broken__1__")
-    again = bench(["python broken.py", "python walk.py"], "--num-seeds", 1, "--dry-run").stdout.splitlines()
+    assert line.startswith(
+        "failed: broken seed 1: ValueError: no (runs/benchmark/default__broken__1__"
+    )
+    again = bench(
+        ["python broken.py", "python walk.py"], "--num-seeds", 1, "--dry-run"
+    ).stdout.splitlines()
     assert again[0].startswith("failed") and again[1].startswith("done")
 
 
@@ -216,13 +252,21 @@ def test_what_fails_for_good_is_told(here):
     [
         ("python walk.py --no-such-flag", "walk.py: error: unrecognized arguments: --no-such-flag"),
         ("python flags.py --no-such-flag", "Unrecognized options: --no-such-flag"),
-        (f"python -I -S {PPO.with_stem('dqn_jax')}", "flax is missing: pip install -r requirements/requirements-jax.txt"),
-        (f"python -I -S {PPO}", "gymnasium is missing: pip install -r requirements/requirements.txt"),
+        (
+            f"python -I -S {PPO.with_stem('dqn_jax')}",
+            "flax is missing: pip install -r requirements/requirements-jax.txt",
+        ),
+        (
+            f"python -I -S {PPO}",
+            "gymnasium is missing: pip install -r requirements/requirements.txt",
+        ),
     ],
     ids=["flag", "flag-tyro", "extra", "base"],
 )
 def test_what_cannot_work_is_not_tried_again(here, command, why):
-    Path("flags.py").write_text("import dataclasses, tyro\n@dataclasses.dataclass\nclass A:\n    seed: int = 1\ntyro.cli(A)")
+    Path("flags.py").write_text(
+        "import dataclasses, tyro\n@dataclasses.dataclass\nclass A:\n    seed: int = 1\ntyro.cli(A)"
+    )
     done = bench(command, "--num-seeds", 1)
     assert done.returncode == 1 and count("started") == 1
     (line,) = done.stderr.splitlines()
@@ -250,12 +294,17 @@ def test_a_wrong_command_is_one_line(here, command, flags, why):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_everything_and_the_same_command_goes_on(here, number):
-    command = words("python walk.py --steps 15 --delay 0.1 --helper 1", "--num-seeds", 3, "--workers", 2)
+    command = words(
+        "python walk.py --steps 15 --delay 0.1 --helper 1", "--num-seeds", 3, "--workers", 2
+    )
     runner = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: len(list(Path("runs").glob("*/checkpoint.pt"))) == 2)
     runner.send_signal(number)
     _, said = runner.communicate(timeout=30)
-    assert runner.returncode == 128 + number and f"stopped by {number.name}: the same command goes on" in said
+    assert (
+        runner.returncode == 128 + number
+        and f"stopped by {number.name}: the same command goes on" in said
+    )
     assert processes_here() == [], "children, and theirs, are gone"
     assert count("started") == count("cut") == 2 and count("done") == 0
     done = subprocess.run(command, capture_output=True, text=True)
@@ -264,11 +313,18 @@ def test_a_signal_ends_everything_and_the_same_command_goes_on(here, number):
     assert sorted(check_steps(folder, 15) for folder in folders) == [1, 2, 2]
     assert processes_here() == [], "nothing is left behind by runs that ended well either"
     skipped = subprocess.run(command, capture_output=True, text=True)
-    assert skipped.returncode == 0 and "3 of 3 runs are finished and skipped" in skipped.stdout and count("started") == 5
+    assert (
+        skipped.returncode == 0
+        and "3 of 3 runs are finished and skipped" in skipped.stdout
+        and count("started") == 5
+    )
 
 
 def test_nohup_is_heeded_and_a_killed_watcher_costs_an_attempt(here):
-    command = ["nohup", *words("python walk.py --steps 15 --delay 0.1 --helper 1", "--num-seeds", 1)]
+    command = [
+        "nohup",
+        *words("python walk.py --steps 15 --delay 0.1 --helper 1", "--num-seeds", 1),
+    ]
     runner = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     wait_for(lambda: list(Path("runs").glob("*/checkpoint.pt")))
     runner.send_signal(signal.SIGHUP)
@@ -281,15 +337,28 @@ def test_nohup_is_heeded_and_a_killed_watcher_costs_an_attempt(here):
 
 
 def test_whoever_asks_twice_does_not_wait(here):
-    Path("deaf.py").write_text("import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('x')\ntime.sleep(99)")
-    runner = subprocess.Popen(words("python deaf.py", "--num-seeds", 1), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_for(lambda: any("x\n" in path.read_text() for path in Path("runs").glob("benchmark/*.log")))
+    Path("deaf.py").write_text(
+        "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('x')\ntime.sleep(99)"
+    )
+    runner = subprocess.Popen(
+        words("python deaf.py", "--num-seeds", 1),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    wait_for(
+        lambda: any("x\n" in path.read_text() for path in Path("runs").glob("benchmark/*.log"))
+    )
     start = time.time()
     runner.send_signal(signal.SIGINT)
     time.sleep(0.5)
-    assert runner.poll() is None and len(processes_here()) >= 2, "it waits for the deaf one to end by itself"
+    assert runner.poll() is None and len(processes_here()) >= 2, (
+        "it waits for the deaf one to end by itself"
+    )
     runner.send_signal(signal.SIGINT)
-    assert runner.wait(timeout=30) == 128 + signal.SIGINT and time.time() - start < benchmark_task.GRACE
+    assert (
+        runner.wait(timeout=30) == 128 + signal.SIGINT
+        and time.time() - start < benchmark_task.GRACE
+    )
     assert processes_here() == []
 
 
@@ -307,22 +376,36 @@ def test_runner_killed_again_and_again(here):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     folders = [path.parent for path in Path("runs").glob("*/run.json")]
-    assert len(folders) == 5 and sum(check_steps(folder, 20) for folder in folders) > 5, "some were resumed"
+    assert len(folders) == 5 and sum(check_steps(folder, 20) for folder in folders) > 5, (
+        "some were resumed"
+    )
     assert processes_here() == []
 
 
 def test_what_lives_on_without_a_watcher_is_ended_first(here):
     """If all that watches over a run is killed at once, its own processes may live on; whoever comes next sees their lock."""
-    log, command = here / f"{benchmark_task.name_of(['python', 'fork.py'])}.log", ["--in", here, "python", "fork.py"]
+    log, command = (
+        here / f"{benchmark_task.name_of(['python', 'fork.py'])}.log",
+        ["--in", here, "python", "fork.py"],
+    )
     alive = "os.setsid(); print('alive', flush=True); time.sleep(60); print('over', flush=True)"
-    Path("fork.py").write_text(f"import os, time\nif os.fork():\n    time.sleep(2)\nelse:\n    {alive}")
+    Path("fork.py").write_text(
+        f"import os, time\nif os.fork():\n    time.sleep(2)\nelse:\n    {alive}"
+    )
     assert subprocess.run([*benchmark_task.START, *command]).returncode == 0
-    assert "alive" in log.read_text() and len(processes_here()) == 1  # that process is in no group of ours
+    assert (
+        "alive" in log.read_text() and len(processes_here()) == 1
+    )  # that process is in no group of ours
     Path("fork.py").write_text("import time; print('second', flush=True); time.sleep(3)")
     second = subprocess.Popen([*benchmark_task.START, *command])
     wait_for(lambda: "second" in log.read_text())
-    assert "over" not in log.read_text() and len(processes_here()) == 2, "the second, and its watcher"
-    with pytest.raises(SystemExit, match="another process is still at this run"), log.open("ab") as file:
+    assert "over" not in log.read_text() and len(processes_here()) == 2, (
+        "the second, and its watcher"
+    )
+    with (
+        pytest.raises(SystemExit, match="another process is still at this run"),
+        log.open("ab") as file,
+    ):
         benchmark_task.lock(file, patience=1)
     assert second.wait() == 0, "what is watched over is left alone"
     with log.open("ab") as file:
@@ -338,12 +421,18 @@ def test_journal_survives_a_line_cut_short(tmp_path):
         journal.write({"run": "c", "event": "done"})
         last = journal.last_events()
         assert last["c"]["event"] == "done" and len(last) == 1 + whole[:size].count(b"}")
-        assert all(last[run]["event"] == event for run, event in (("a", "done"), ("b", "started")) if run in last)
+        assert all(
+            last[run]["event"] == event
+            for run, event in (("a", "done"), ("b", "started"))
+            if run in last
+        )
 
 
 def test_full_disk_is_one_line(here):
     Path("small").mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", "small"], capture_output=True, text=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "none", "small"], capture_output=True, text=True
+    )
     if mounted.returncode:
         pytest.skip(f"cannot mount a small disk here: {mounted.stderr.strip()}")
     try:
@@ -353,13 +442,22 @@ def test_full_disk_is_one_line(here):
                 pass
         full = bench("python walk.py", *flags)
         assert full.returncode == 1 and len(full.stderr.splitlines()) == 1
-        assert full.stderr.startswith("cannot write small/journal") and "No space left on device" in full.stderr
+        assert (
+            full.stderr.startswith("cannot write small/journal")
+            and "No space left on device" in full.stderr
+        )
         assert not Path("runs").exists() and processes_here() == []
-        Path("small/filler").write_bytes(b"x" * 200 * 1024)  # enough for the journal, and then a run fills the rest
+        Path("small/filler").write_bytes(
+            b"x" * 200 * 1024
+        )  # enough for the journal, and then a run fills the rest
         chatty = "print('run folder: none')\nwhile True: print('x' * 1000)"
         Path("chatty.py").write_text(chatty)
         filled = bench("python chatty.py", *flags)
-        assert filled.returncode == 1 and "o space left on " in filled.stderr and "Traceback" not in filled.stderr
+        assert (
+            filled.returncode == 1
+            and "o space left on " in filled.stderr
+            and "Traceback" not in filled.stderr
+        )
         for path in Path("small").rglob("*chatty*"):
             path.unlink()
         Path("small/filler").unlink()
@@ -371,7 +469,10 @@ def test_full_disk_is_one_line(here):
 def test_a_thousand_runs_are_listed_and_resumed_in_seconds(here):
     flags = ("--env-ids", *(f"Env{i}-v0" for i in range(10)), "--num-seeds", 100)
     start = time.time()
-    assert bench("python walk.py", *flags, "--dry-run").stdout.splitlines()[-1] == "1000 runs, 0 of them finished"
+    assert (
+        bench("python walk.py", *flags, "--dry-run").stdout.splitlines()[-1]
+        == "1000 runs, 0 of them finished"
+    )
     listed = time.time() - start
     args = benchmark.Args(("python walk.py",), flags[1:11], num_seeds=100)
     runs = benchmark.plan(args)
@@ -391,9 +492,20 @@ def test_table_on_a_terminal(here):
     """What a terminal of 12 lines shows at the end, and that it was drawn over and over before."""
 
     output, (ours, theirs) = b"", pty.openpty()
-    command = words("python walk.py --steps 40 --delay 0.1 --crash-at 30", "--num-seeds", 12, "--workers", 6, "--retries", 0)
+    command = words(
+        "python walk.py --steps 40 --delay 0.1 --crash-at 30",
+        "--num-seeds",
+        12,
+        "--workers",
+        6,
+        "--retries",
+        0,
+    )
     runner = subprocess.Popen(
-        command, stdout=theirs, stderr=subprocess.DEVNULL, env=os.environ | {"COLUMNS": "80", "LINES": "12"}
+        command,
+        stdout=theirs,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"COLUMNS": "80", "LINES": "12"},
     )
     os.close(theirs)
     with contextlib.suppress(OSError):  # which is how a terminal ends
@@ -408,20 +520,30 @@ def test_table_on_a_terminal(here):
     assert re.match(r"state +run +steps +return +steps/s +time", middle[1])
     assert last[0].startswith("0 of 12 done, 0 queued, 0 running, 12 failed")
     assert "ValueError: it went wrong" in last[2] and "... and 4 more" in last
-    assert all(len(line) < 80 and len(frame.splitlines()) <= 12 for frame in frames[:-1] for line in frame.splitlines())
+    assert all(
+        len(line) < 80 and len(frame.splitlines()) <= 12
+        for frame in frames[:-1]
+        for line in frame.splitlines()
+    )
 
 
 def test_figures_from_a_bar(tmp_path):
     log = tmp_path / "log"
-    log.write_text("$ x\nrun folder: y\n 10%|# | 51.2k/500k [00:07<00:52, 8.24kstep/s, episodic_return=-12.5]\r")
+    log.write_text(
+        "$ x\nrun folder: y\n 10%|# | 51.2k/500k [00:07<00:52, 8.24kstep/s, episodic_return=-12.5]\r"
+    )
     assert benchmark_task.progress(log) == (0.1024, 8240, -12.5)
     log.write_text("$ x\n 45%|# | 450/1.00k [07:00<00:52, 2.50s/step]\n")
     assert benchmark_task.progress(log) == (0.45, 0.4, None)
-    log.write_text("$ x\n 45%|# | 450/1.00k [07:00<00:52, 2.50s/step]\nexit code 1 after 3 s\n$ x\n")
+    log.write_text(
+        "$ x\n 45%|# | 450/1.00k [07:00<00:52, 2.50s/step]\nexit code 1 after 3 s\n$ x\n"
+    )
     assert benchmark_task.progress(log) == (None, None, None), "that was another attempt"
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "benchmark").glob("*.sh")), ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / "benchmark").glob("*.sh")), ids=lambda file: file.stem
+)
 def test_published_commands(file):
     """What the runner is asked for are the runs in results/; every plot has its commands."""
     text, algorithm = file.read_text(), file.stem.removesuffix("_plot")
@@ -433,10 +555,14 @@ def test_published_commands(file):
     if "cleanrl_utils.benchmark" not in text:
         assert "cleanrl/" in text and "python" in text, "side by side on a GPU, by hand"
         return
-    flags = shlex.split(text.split("cleanrl_utils.benchmark", 1)[1].split('"$@"')[0].replace("\\\n", " "))
+    flags = shlex.split(
+        text.split("cleanrl_utils.benchmark", 1)[1].split('"$@"')[0].replace("\\\n", " ")
+    )
     args = tyro.cli(benchmark.Args, args=flags)
     benchmark.check(args)
-    planned = {f"{(run.env_id or 'Taxi-v4').replace('/', '-')}__{run.seed}" for run in benchmark.plan(args)}
+    planned = {
+        f"{(run.env_id or 'Taxi-v4').replace('/', '-')}__{run.seed}" for run in benchmark.plan(args)
+    }
     assert len(planned) == args.num_seeds * max(1, len(args.env_ids))
     assert args.command[0].startswith("python ") and f" cleanrl/{algorithm}.py" in args.command[0]
     if (published := ROOT / "results" / algorithm / "runs.json").exists():
@@ -468,9 +594,13 @@ def test_ppo_is_cut_and_goes_on(here):
     for folder in folders:
         steps = [step for step, _ in scalars(folder)["charts/SPS"]]
         assert steps == list(range(256, 10241, 256)), "one curve, without a gap or a step twice"
-        assert re.fullmatch(r"[\w.-]*[0-9a-f]{7}(-dirty)?", about(folder)["tags"][0])  # of CleanRL, not of where we are
+        assert re.fullmatch(
+            r"[\w.-]*[0-9a-f]{7}(-dirty)?", about(folder)["tags"][0]
+        )  # of CleanRL, not of where we are
         log = next(Path("runs/benchmark").glob(f"{folder.name.split('__')[0]}*.log")).read_text()
-        assert f"$ python {PPO} --resume {folder} --env-id" in log and log.count("run folder: ") == 2
+        assert (
+            f"$ python {PPO} --resume {folder} --env-id" in log and log.count("run folder: ") == 2
+        )
 
 
 SLURM_CONF = """
@@ -512,7 +642,9 @@ def free_port():
 def slurm_conf(tmp_path_factory):
     """A real Slurm of one node, on ports and in a folder of its own."""
     path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
-    programs = {name: shutil.which(name, path=path) for name in ("munged", "slurmctld", "slurmd", "sbatch")}
+    programs = {
+        name: shutil.which(name, path=path) for name in ("munged", "slurmctld", "slurmd", "sbatch")
+    }
     if missing := [name for name, found in programs.items() if not found]:
         pytest.skip(f"needs Debian's slurm-wlm and munge: there is no {', '.join(missing)}")
     if os.getuid() != 0:
@@ -520,20 +652,44 @@ def slurm_conf(tmp_path_factory):
     folder = tmp_path_factory.mktemp("slurm")
     (folder / "munge.key").write_bytes(os.urandom(64))
     (folder / "munge.key").chmod(0o400)
-    names = {"key-file": "munge.key", "socket": "munge.socket", "pid-file": "munged.pid", "log-file": "munged.log"}
-    files = [f"--{flag}={folder / name}" for flag, name in (names | {"seed-file": "munge.seed"}).items()]
-    host, env = socket.gethostname().split(".")[0], os.environ | {"SLURM_CONF": str(folder / "slurm.conf")}
+    names = {
+        "key-file": "munge.key",
+        "socket": "munge.socket",
+        "pid-file": "munged.pid",
+        "log-file": "munged.log",
+    }
+    files = [
+        f"--{flag}={folder / name}" for flag, name in (names | {"seed-file": "munge.seed"}).items()
+    ]
+    host, env = (
+        socket.gethostname().split(".")[0],
+        os.environ | {"SLURM_CONF": str(folder / "slurm.conf")},
+    )
     conf = SLURM_CONF.format(folder=folder, host=host, port=free_port(), node_port=free_port())
     (folder / "slurm.conf").write_text(conf)
-    started = [subprocess.Popen([programs["munged"], "--foreground", "--force", *files], stderr=subprocess.DEVNULL)]
+    started = [
+        subprocess.Popen(
+            [programs["munged"], "--foreground", "--force", *files], stderr=subprocess.DEVNULL
+        )
+    ]
     try:
         wait_for((folder / "munge.socket").exists)
         for name in ("slurmctld", "slurmd"):
             started.append(
-                subprocess.Popen([programs[name], "-D"], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                subprocess.Popen(
+                    [programs[name], "-D"],
+                    env=env,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
             )
         asking = ["sinfo", "--noheader", "--format=%T"]
-        wait_for(lambda: subprocess.run(asking, env=env, capture_output=True, text=True).stdout.strip() == "idle")
+        wait_for(
+            lambda: (
+                subprocess.run(asking, env=env, capture_output=True, text=True).stdout.strip()
+                == "idle"
+            )
+        )
         yield folder / "slurm.conf"
     finally:
         for process in reversed(started):
@@ -548,13 +704,21 @@ def slurm(slurm_conf, here, monkeypatch):
 
 
 def queue():
-    asking = ["squeue", "--noheader", "--array", "--states=PENDING,RUNNING,COMPLETING", "--format=%i"]
+    asking = [
+        "squeue",
+        "--noheader",
+        "--array",
+        "--states=PENDING,RUNNING,COMPLETING",
+        "--format=%i",
+    ]
     return subprocess.run(asking, capture_output=True, text=True, check=True).stdout.split()
 
 
 def test_slurm_job_killed_in_mid_run_is_resumed(slurm):
     ppo = f"python {PPO} --env-id CartPole-v1 --total-timesteps 10240 --num-envs 4 --num-steps 64 --checkpoint-interval 2"
-    command = words([ppo.replace(" --env-id CartPole-v1", ""), "python walk.py"], "--num-seeds", 1, *slurm)
+    command = words(
+        [ppo.replace(" --env-id CartPole-v1", ""), "python walk.py"], "--num-seeds", 1, *slurm
+    )
     runner = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: list(Path("runs").glob("CartPole-v1__ppo__1__*/checkpoint.pt")), 120)
     job = next(e["job"] for e in events() if e["event"] == "submitted" and "ppo" in e["run"])
@@ -572,13 +736,25 @@ def test_slurm_job_killed_in_mid_run_is_resumed(slurm):
 
 
 def test_slurm_keeps_the_runs_of_a_dead_runner(slurm):
-    command = words("python walk.py --steps 60 --delay 0.1", "--env-ids", "A-v0", "B-v0", "--num-seeds", 2, *slurm)
+    command = words(
+        "python walk.py --steps 60 --delay 0.1",
+        "--env-ids",
+        "A-v0",
+        "B-v0",
+        "--num-seeds",
+        2,
+        *slurm,
+    )
     runner = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     wait_for(lambda: len(list(Path("runs").glob("*/checkpoint.pt"))) >= 1)
     runner.kill()
     assert runner.wait() == -signal.SIGKILL and len(queue()) == 4
     later = subprocess.run([*command, "--no-wait"], capture_output=True, text=True)
-    assert later.returncode == 3 and re.search("[12] running", later.stdout) and count("submitted") == 4
+    assert (
+        later.returncode == 3
+        and re.search("[12] running", later.stdout)
+        and count("submitted") == 4
+    )
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert count("submitted") == 4, "no run was sent twice"
@@ -591,7 +767,9 @@ def test_slurm_jobs_end_with_ctrl_c_and_go_on(slurm):
     runner = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_for(lambda: len(list(Path("runs").glob("*/checkpoint.pt"))) >= 1)
     runner.send_signal(signal.SIGINT)
-    assert runner.wait(timeout=60) == 128 + signal.SIGINT and queue() == [] and processes_here() == []
+    assert (
+        runner.wait(timeout=60) == 128 + signal.SIGINT and queue() == [] and processes_here() == []
+    )
     assert subprocess.run(command, capture_output=True).returncode == 0
     folders = [path.parent for path in Path("runs").glob("*/run.json")]
     assert len(folders) == 3 and sum(check_steps(folder, 30) for folder in folders) > 3
@@ -605,30 +783,62 @@ def test_slurm_template_with_the_known_fields(slurm):
         "echo {{exp_name}} {{gpus_per_task}} {{cpus_per_gpu}} > fields.txt\n"
         "srun {{command}} --seed $seed --env-id $env_id\n"
     )
-    flags = ["--slurm-template-path", "mine.slurm", "--slurm-total-cpus", 1, "--slurm-ntasks", 1, "--slurm-nodes", 1]
-    done = bench("python walk.py", "--env-ids", "A-v0", "B-v0", "--num-seeds", 2, "--start-seed", 4, *flags, *slurm)
+    flags = [
+        "--slurm-template-path",
+        "mine.slurm",
+        "--slurm-total-cpus",
+        1,
+        "--slurm-ntasks",
+        1,
+        "--slurm-nodes",
+        1,
+    ]
+    done = bench(
+        "python walk.py",
+        "--env-ids",
+        "A-v0",
+        "B-v0",
+        "--num-seeds",
+        2,
+        "--start-seed",
+        4,
+        *flags,
+        *slurm,
+    )
     assert done.returncode == 0, done.stderr
     assert Path("fields.txt").read_text() == "walk 0 1\n"
-    folders = sorted(path.parent.name.rsplit("__", 1)[0] for path in Path("runs").glob("*/run.json"))
+    folders = sorted(
+        path.parent.name.rsplit("__", 1)[0] for path in Path("runs").glob("*/run.json")
+    )
     assert folders == ["A-v0__walk__4", "A-v0__walk__5", "B-v0__walk__4", "B-v0__walk__5"]
     script = next(Path("runs/benchmark").glob("slurm-*.sh")).read_text()
-    assert "{{" not in script and "#SBATCH --array=0-3%2\n" in script and "#SBATCH --nodes=1\n" in script
+    assert (
+        "{{" not in script
+        and "#SBATCH --array=0-3%2\n" in script
+        and "#SBATCH --nodes=1\n" in script
+    )
 
 
 def test_slurm_that_refuses_is_one_line(slurm):
     Path("odd.slurm").write_text("#!/bin/bash\n#SBATCH --partition={{partition}}\n{{command}}\n")
     odd = bench("python walk.py", "--slurm-template-path", "odd.slurm", *slurm)
-    assert odd.returncode == 1 and odd.stderr == "odd.slurm has fields that are not known: partition\n"
+    assert (
+        odd.returncode == 1 and odd.stderr == "odd.slurm has fields that are not known: partition\n"
+    )
     done = bench("python walk.py", "--num-seeds", 1, "--slurm-gpus-per-task", 1, *slurm)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
-    assert done.stderr.startswith("Slurm does not take the job: ") and not list(Path("runs").glob("*/run.json"))
+    assert done.stderr.startswith("Slurm does not take the job: ") and not list(
+        Path("runs").glob("*/run.json")
+    )
 
 
 @pytest.fixture
 def ray_cluster(here):
     """A real cluster on this machine: a head without CPUs and two nodes with one each."""
     cluster_utils = pytest.importorskip("ray.cluster_utils", reason="needs the extra cluster")
-    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    cluster = cluster_utils.Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
+    )
     try:
         yield cluster, [cluster.add_node(num_cpus=1) for _ in range(2)]
     finally:
@@ -640,25 +850,39 @@ def ray_cluster(here):
 def test_ray_node_killed_in_mid_run(ray_cluster, program):
     """Its run is resumed on the other node, from its checkpoint; nothing of it lives on in the meantime."""
     cluster, (first, _) = ray_cluster
-    ppo = f"python {PPO} --total-timesteps 20480 --num-envs 4 --num-steps 64 --checkpoint-interval 2"
+    ppo = (
+        f"python {PPO} --total-timesteps 20480 --num-envs 4 --num-steps 64 --checkpoint-interval 2"
+    )
     command = "python walk.py --steps 80 --delay 0.1 --helper 1" if program == "walk" else ppo
     flags = ("--num-seeds", 2, "--workers", 2, "--backend", "ray", "--ray-address", cluster.address)
-    runner = subprocess.Popen(words(command, *flags), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    runner = subprocess.Popen(
+        words(command, *flags), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     wait_for(lambda: len(list(Path("runs").glob("*/checkpoint.pt"))) == 2, 120)
     cluster.remove_node(first, allow_graceful=False)
     said, complaints = runner.communicate(timeout=200)
     assert runner.returncode == 0, complaints
     assert len(re.findall(r"retrying .*: Ray: ", said)) == 1 and "2 of 2 done" in said
     folders = [path.parent for path in Path("runs").glob("*/run.json")]
-    assert len(folders) == 2 and not [line for line in processes_here() if "walk.py" in line or "sleep(300)" in line]
-    resumed = [log for path in Path("runs/benchmark").glob("*.log") if "--resume" in (log := path.read_text())]
+    assert len(folders) == 2 and not [
+        line for line in processes_here() if "walk.py" in line or "sleep(300)" in line
+    ]
+    resumed = [
+        log
+        for path in Path("runs/benchmark").glob("*.log")
+        if "--resume" in (log := path.read_text())
+    ]
     assert len(resumed) == 1
     if program == "walk":
         assert sorted(check_steps(folder, 80) for folder in folders) == [1, 2]
     else:
         for folder in folders:
-            assert [step for step, _ in scalars(folder)["charts/SPS"]] == list(range(256, 20481, 256))
-        assert not re.search(r"0.00/20.5k", resumed[0].split("--resume")[1]), "from the checkpoint, not from the start"
+            assert [step for step, _ in scalars(folder)["charts/SPS"]] == list(
+                range(256, 20481, 256)
+            )
+        assert not re.search(r"0.00/20.5k", resumed[0].split("--resume")[1]), (
+            "from the checkpoint, not from the start"
+        )
 
 
 @pytest.mark.slow
@@ -668,11 +892,18 @@ def test_ray_of_its_own_and_ctrl_c(here):
     command = words("python walk.py --steps 30 --delay 0.1 --helper 1", *flags)
     runner = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: len(list(Path("runs").glob("*/checkpoint.pt"))) == 2)
-    wait_for(lambda: Path("runs/benchmark/journal.jsonl").exists() and count("started") == 2)  # it looks twice a second
+    wait_for(
+        lambda: Path("runs/benchmark/journal.jsonl").exists() and count("started") == 2
+    )  # it looks twice a second
     runner.send_signal(signal.SIGINT)
     _, said = runner.communicate(timeout=60)
-    assert runner.returncode == 128 + signal.SIGINT and said.splitlines()[-1].startswith("stopped by SIGINT")
-    assert not [line for line in processes_here() if "walk.py" in line or "sleep(300)" in line] and count("cut") == 2
+    assert runner.returncode == 128 + signal.SIGINT and said.splitlines()[-1].startswith(
+        "stopped by SIGINT"
+    )
+    assert (
+        not [line for line in processes_here() if "walk.py" in line or "sleep(300)" in line]
+        and count("cut") == 2
+    )
     assert subprocess.run(command, capture_output=True).returncode == 0
     folders = [path.parent for path in Path("runs").glob("*/run.json")]
     assert sorted(check_steps(folder, 30) for folder in folders) == [1, 2, 2]
@@ -681,7 +912,11 @@ def test_ray_of_its_own_and_ctrl_c(here):
 def test_ray_that_is_not_there_is_one_line(here):
     pytest.importorskip("ray", reason="needs the extra cluster")
     done = bench("python walk.py", "--backend", "ray", "--ray-address", "127.0.0.1:1")
-    assert done.returncode == 1 and "cannot reach Ray at 127.0.0.1:1" in done.stderr and "Traceback" not in done.stderr
+    assert (
+        done.returncode == 1
+        and "cannot reach Ray at 127.0.0.1:1" in done.stderr
+        and "Traceback" not in done.stderr
+    )
 
 
 @pytest.fixture
@@ -691,28 +926,49 @@ def aws(here, monkeypatch):
     pytest.importorskip("moto", reason="needs the extra dev")
     url = f"http://127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "moto.server", "-p", url.rsplit(":")[-1]]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/")
-    names = dict(AWS_DEFAULT_REGION="us-east-1", AWS_ACCESS_KEY_ID="x", AWS_SECRET_ACCESS_KEY="x", AWS_ENDPOINT_URL=url)
+    server = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/"
+    )
+    names = dict(
+        AWS_DEFAULT_REGION="us-east-1",
+        AWS_ACCESS_KEY_ID="x",
+        AWS_SECRET_ACCESS_KEY="x",
+        AWS_ENDPOINT_URL=url,
+    )
     for name, value in names.items():
         monkeypatch.setenv(name, value)
 
     def ask(path, **settings):
         headers = {"Content-Type": "application/json"}
         with contextlib.suppress(OSError):
-            return urllib.request.urlopen(urllib.request.Request(url + path, headers=headers, **settings)).read()
+            return urllib.request.urlopen(
+                urllib.request.Request(url + path, headers=headers, **settings)
+            ).read()
 
     try:
         wait_for(lambda: ask("/moto-api/"))
-        ask("/moto-api/config", method="POST", data=json.dumps({"batch": {"use_docker": False}}).encode())
-        role = boto3.client("iam").create_role(RoleName="role", AssumeRolePolicyDocument="{}")["Role"]["Arn"]
+        ask(
+            "/moto-api/config",
+            method="POST",
+            data=json.dumps({"batch": {"use_docker": False}}).encode(),
+        )
+        role = boto3.client("iam").create_role(RoleName="role", AssumeRolePolicyDocument="{}")[
+            "Role"
+        ]["Arn"]
         batch, s3 = boto3.client("batch"), boto3.client("s3")
         s3.create_bucket(Bucket="bucket")
-        where = dict(computeEnvironmentName="machines", type="UNMANAGED", state="ENABLED", serviceRole=role)
+        where = dict(
+            computeEnvironmentName="machines", type="UNMANAGED", state="ENABLED", serviceRole=role
+        )
         machines = batch.create_compute_environment(**where)["computeEnvironmentArn"]
         order = [{"order": 1, "computeEnvironment": machines}]
-        batch.create_job_queue(jobQueueName="queue", state="ENABLED", priority=1, computeEnvironmentOrder=order)
+        batch.create_job_queue(
+            jobQueueName="queue", state="ENABLED", priority=1, computeEnvironmentOrder=order
+        )
         container = {"image": "cleanrl", "vcpus": 1, "memory": 1024}
-        batch.register_job_definition(jobDefinitionName="cleanrl", type="container", containerProperties=container)
+        batch.register_job_definition(
+            jobDefinitionName="cleanrl", type="container", containerProperties=container
+        )
         yield batch, s3
     finally:
         server.terminate()
@@ -733,12 +989,31 @@ def container(batch, job, index, folder, program="walk.py"):
 def test_aws_array_job_with_logs_and_checkpoints_on_s3(aws):
     """The jobs as submitted are run for real; one machine is taken back and one dies in mid-run; both runs go on elsewhere."""
     batch, s3 = aws
-    names = ("--aws-job-queue", "queue", "--aws-job-definition", "cleanrl", "--aws-s3", "s3://bucket/mine")
-    flags = ("--env-ids", "A-v0", "--num-seeds", 3, "--backend", "aws-batch", *names, "--aws-sync-interval", 0.5)
+    names = (
+        "--aws-job-queue",
+        "queue",
+        "--aws-job-definition",
+        "cleanrl",
+        "--aws-s3",
+        "s3://bucket/mine",
+    )
+    flags = (
+        "--env-ids",
+        "A-v0",
+        "--num-seeds",
+        3,
+        "--backend",
+        "aws-batch",
+        *names,
+        "--aws-sync-interval",
+        0.5,
+    )
     command = words("python walk.py --steps 40 --delay 0.1", *flags)
     sent = subprocess.run([*command, "--no-wait"], capture_output=True, text=True)
     assert sent.returncode == 3, sent.stderr
-    assert "AWS Batch: SUCCEEDED" in sent.stdout, "moto says so of all jobs and runs none: S3 knows better"
+    assert "AWS Batch: SUCCEEDED" in sent.stdout, (
+        "moto says so of all jobs and runs none: S3 knows better"
+    )
     jobs = [e["job"] for e in events() if e["event"] == "submitted"][:3]
     array = jobs[0].split(":")[0]
     assert jobs == [f"{array}:{index}" for index in range(3)]
@@ -749,24 +1024,37 @@ def test_aws_array_job_with_logs_and_checkpoints_on_s3(aws):
         "cleanrl_utils.benchmark_aws",
     ]
     environment = {item["name"]: item["value"] for item in told["container"]["environment"]}
-    assert environment["OMP_NUM_THREADS"] == "1" and environment["AWS_ENDPOINT_URL"].startswith("http://127.0.0.1:")
+    assert environment["OMP_NUM_THREADS"] == "1" and environment["AWS_ENDPOINT_URL"].startswith(
+        "http://127.0.0.1:"
+    )
 
     keys = lambda: {found["Key"] for found in s3.list_objects_v2(Bucket="bucket")["Contents"]}  # noqa: E731
     first = [container(batch, array, index, Path(f"machine-{index}")) for index in range(3)]
     wait_for(lambda: sum(key.endswith("/checkpoint.pt") for key in keys()) == 3)
     first[0].send_signal(signal.SIGTERM)  # AWS wants its machine back
-    subprocess.run(["kill", "-9", *children_of(first[1].pid)], check=True)  # and this one is just gone
+    subprocess.run(
+        ["kill", "-9", *children_of(first[1].pid)], check=True
+    )  # and this one is just gone
     first[1].kill()
-    assert first[0].wait(timeout=30) != 0 and first[1].wait() == -signal.SIGKILL and first[2].wait(timeout=60) == 0
+    assert (
+        first[0].wait(timeout=30) != 0
+        and first[1].wait() == -signal.SIGKILL
+        and first[2].wait(timeout=60) == 0
+    )
     for index in (0, 1):
         again = container(batch, array, index, Path(f"another-{index}"))
         assert again.wait(timeout=60) == 0
         made = next(Path(f"another-{index}").glob("runs/*/steps.txt")).read_text().splitlines()
-        assert int(made[-1].split()[1]) == 40 and len({line.split()[0] for line in made}) == 2, "resumed from S3"
+        assert int(made[-1].split()[1]) == 40 and len({line.split()[0] for line in made}) == 2, (
+            "resumed from S3"
+        )
     assert not [key for key in keys() if key.endswith(".tmp")]
 
     Path("runs/benchmark/journal.jsonl").write_text(  # as it is with an AWS that runs what it takes
-        "".join(json.dumps({"run": e["run"], "event": "submitted", "job": e["job"]}) + "\n" for e in events()[:3])
+        "".join(
+            json.dumps({"run": e["run"], "event": "submitted", "job": e["job"]}) + "\n"
+            for e in events()[:3]
+        )
     )
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -790,7 +1078,10 @@ def test_aws_mistakes_are_one_line(aws):
         (given, "--backend aws-batch needs --aws-s3"),
         ([*given, "--aws-s3", "bucket"], "--aws-s3 must look like s3://bucket/prefix"),
         ([*given, "--aws-s3", "s3://none/x"], "cannot use s3://none/x: "),
-        ([*given, "--aws-s3", "s3://bucket", "--aws-job-queue", "no"], "Job queue no does not exist"),
+        (
+            [*given, "--aws-s3", "s3://bucket", "--aws-job-queue", "no"],
+            "Job queue no does not exist",
+        ),
     ):
         done = bench("python walk.py", "--backend", "aws-batch", *flags)
         assert done.returncode == 1 and len(done.stderr.splitlines()) == 1 and why in done.stderr

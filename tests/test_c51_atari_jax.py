@@ -23,11 +23,16 @@ def reference_loss(names, params, target_params, batch):
     """The cross-entropy to the projected target, row by row."""
     args, (stacks, actions, rewards, terminated), errors = names["args"], batch, []
     atoms = np.linspace(args.v_min, args.v_max, args.n_atoms).tolist()
-    log_pmfs, next_pmfs = outputs(names, params, stacks[:, :4]), outputs(names, target_params, stacks[:, 1:]).exp().tolist()
+    log_pmfs, next_pmfs = (
+        outputs(names, params, stacks[:, :4]),
+        outputs(names, target_params, stacks[:, 1:]).exp().tolist(),
+    )
     for row, action in enumerate(actions):
         returns = [float(rewards[row]) + 0.9 * atom * (not terminated[row]) for atom in atoms]
         target = projected(next_pmfs[row][np.argmax(means(next_pmfs[row], atoms))], returns, atoms)
-        errors.append(-sum(p * log_p for p, log_p in zip(target, log_pmfs[row, action], strict=True)))
+        errors.append(
+            -sum(p * log_p for p, log_p in zip(target, log_pmfs[row, action], strict=True))
+        )
     return sum(errors) / len(errors)
 
 

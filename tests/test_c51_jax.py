@@ -38,28 +38,51 @@ def test_c51_2_projection_matches_a_loop_over_the_atoms(file, tmp_path):
     def check(num_atoms, v_min, gap, gamma, reward, seed):
         rng, atoms = np.random.default_rng(seed), np.float32(v_min + gap * np.arange(num_atoms))
         pmfs = rng.dirichlet(np.full(num_atoms, 0.3), 5).astype(np.float32)
-        rewards = np.float32([reward, 0.0, gap, -2 * gap, 0.3 * gap])  # some fall on the atoms with gamma 1
+        rewards = np.float32(
+            [reward, 0.0, gap, -2 * gap, 0.3 * gap]
+        )  # some fall on the atoms with gamma 1
         returns = rewards[:, None] + np.float32(gamma) * atoms
         returns[-1] = atoms[rng.integers(num_atoms)]  # a terminated step: gamma does not count
         got = np.asarray(project(pmfs, returns, atoms))
-        expected = [projected(*row, atoms.tolist()) for row in zip(pmfs.tolist(), returns.tolist(), strict=True)]
-        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)  # 32 bits have room for a 50th atom and 4e-6 of the next
-        np.testing.assert_allclose(got, torch_project(*map(torch.from_numpy, (pmfs, returns, atoms))), rtol=0, atol=1e-5)
-        np.testing.assert_allclose(got.sum(1), 1, rtol=0, atol=1e-6, err_msg="no probability is lost")
+        expected = [
+            projected(*row, atoms.tolist())
+            for row in zip(pmfs.tolist(), returns.tolist(), strict=True)
+        ]
+        np.testing.assert_allclose(
+            got, expected, rtol=0, atol=1e-5
+        )  # 32 bits have room for a 50th atom and 4e-6 of the next
+        np.testing.assert_allclose(
+            got, torch_project(*map(torch.from_numpy, (pmfs, returns, atoms))), rtol=0, atol=1e-5
+        )
+        np.testing.assert_allclose(
+            got.sum(1), 1, rtol=0, atol=1e-6, err_msg="no probability is lost"
+        )
 
     check()
 
 
 def reference_loss(names, params, target_params, batch):
     """The cross-entropy to the projected target, row by row, and the mean value of the actions that were taken."""
-    args, (obs, actions, rewards, next_obs, terminated), errors, values = names["args"], batch, [], []
+    args, (obs, actions, rewards, next_obs, terminated), errors, values = (
+        names["args"],
+        batch,
+        [],
+        [],
+    )
     atoms = np.linspace(args.v_min, args.v_max, args.n_atoms).tolist()
-    log_pmfs, next_pmfs = outputs(names, params, obs), outputs(names, target_params, next_obs).exp().tolist()
+    log_pmfs, next_pmfs = (
+        outputs(names, params, obs),
+        outputs(names, target_params, next_obs).exp().tolist(),
+    )
     for row, action in enumerate(actions):
         returns = [float(rewards[row]) + 0.9 * atom * (not terminated[row]) for atom in atoms]
         target = projected(next_pmfs[row][np.argmax(means(next_pmfs[row], atoms))], returns, atoms)
-        errors.append(-sum(p * log_p for p, log_p in zip(target, log_pmfs[row, action], strict=True)))
-        values.append(sum(p * atom for p, atom in zip(log_pmfs[row, action].exp(), atoms, strict=True)))
+        errors.append(
+            -sum(p * log_p for p, log_p in zip(target, log_pmfs[row, action], strict=True))
+        )
+        values.append(
+            sum(p * atom for p, atom in zip(log_pmfs[row, action].exp(), atoms, strict=True))
+        )
     return sum(errors) / len(errors), sum(values) / len(values)
 
 

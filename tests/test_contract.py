@@ -38,29 +38,79 @@ from tests.harness import (
     weights,
 )
 
-TORCH = [stem for stem in FILES if "_jax" not in stem]  # how the others resume is tested in their own files
-LEADERS = ["ppo", "ppo_continuous_action", "ppo_atari_envpool", "dqn", "td3_continuous_action"]  # one of each kind
+TORCH = [
+    stem for stem in FILES if "_jax" not in stem
+]  # how the others resume is tested in their own files
+LEADERS = [
+    "ppo",
+    "ppo_continuous_action",
+    "ppo_atari_envpool",
+    "dqn",
+    "td3_continuous_action",
+]  # one of each kind
 LONG = [
     stem
     for stem in TORCH
-    if stem not in ("ppo_rnd_envpool", "ppo_procgen", "ppo_atari_multigpu", "ppo_continuous_action_isaacgym")
+    if stem
+    not in (
+        "ppo_rnd_envpool",
+        "ppo_procgen",
+        "ppo_atari_multigpu",
+        "ppo_continuous_action_isaacgym",
+    )
 ]  # what takes long, and is the same code in the others
-LOSSES = {"dqn": "losses/td_loss", "c51": "losses/loss", **dict.fromkeys(["ppo", "rpo", "ppg"], "losses/value_loss")}
+LOSSES = {
+    "dqn": "losses/td_loss",
+    "c51": "losses/loss",
+    **dict.fromkeys(["ppo", "rpo", "ppg"], "losses/value_loss"),
+}
 LOSSES |= dict.fromkeys(["ddp", "td3", "sac"], "losses/qf1_loss") | {"rai": "losses/td_loss"}
-SCHEDULES = {"dqn": "charts/epsilon", "c51": "charts/epsilon", **dict.fromkeys(["ppo", "rpo", "ppg"], "charts/learning_rate")}
+SCHEDULES = {
+    "dqn": "charts/epsilon",
+    "c51": "charts/epsilon",
+    **dict.fromkeys(["ppo", "rpo", "ppg"], "charts/learning_rate"),
+}
 SCHEDULES |= {"rai": "charts/beta"}
 SMALL = ("--num-envs", 2, "--num-minibatches", 2, "--update-epochs", 2, "--checkpoint-interval", 1)
-SMALL_VALUE = ("--num-envs", 2, "--learning-starts", 10, "--train-frequency", 4, "--batch-size", 2, "--buffer-size", 64)
+SMALL_VALUE = (
+    "--num-envs",
+    2,
+    "--learning-starts",
+    10,
+    "--train-frequency",
+    4,
+    "--batch-size",
+    2,
+    "--buffer-size",
+    64,
+)
 SMALL_VALUE = (*SMALL_VALUE, "--target-network-frequency", 14, "--checkpoint-buffer")
-SMALL_CONTROL = ("--env-id", "Pendulum-v1", "--num-envs", 2, "--learning-starts", 10, "--batch-size", 2, "--buffer-size", 64)
+SMALL_CONTROL = (
+    "--env-id",
+    "Pendulum-v1",
+    "--num-envs",
+    2,
+    "--learning-starts",
+    10,
+    "--batch-size",
+    2,
+    "--buffer-size",
+    64,
+)
 SMALL_CONTROL = (*SMALL_CONTROL, "--checkpoint-buffer")
 needs_fork = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 
 
 def files(*stems, slow=()):
     """For what takes long: tests/test_siblings.py sees to it that the other files have the same code there."""
-    others = [pytest.param(FILES[stem], marks=pytest.mark.slow, id=stem) for stem in slow if stem not in stems]
-    return pytest.mark.parametrize("file", [*(pytest.param(FILES[stem], id=stem) for stem in stems), *others])
+    others = [
+        pytest.param(FILES[stem], marks=pytest.mark.slow, id=stem)
+        for stem in slow
+        if stem not in stems
+    ]
+    return pytest.mark.parametrize(
+        "file", [*(pytest.param(FILES[stem], id=stem) for stem in stems), *others]
+    )
 
 
 @functools.cache
@@ -78,7 +128,8 @@ def finished(file, folder):
 
 
 COMPILED = [
-    pytest.param(stem, marks=pytest.mark.slow) for stem in ("dqn_atari_jax", "sac_continuous_action_jax", "ppo_rnn_jax")
+    pytest.param(stem, marks=pytest.mark.slow)
+    for stem in ("dqn_atari_jax", "sac_continuous_action_jax", "ppo_rnn_jax")
 ]
 
 
@@ -110,21 +161,50 @@ def iteration(file):
 def small(file, *flags):
     if learns_values(file):
         flags = (*SMALL_VALUE, "--checkpoint-interval", iteration(file), *flags)
-        return [{"--train-frequency": "--update-frequency"}.get(flag, flag) for flag in flags] if "sac" in file.stem else flags
+        return (
+            [{"--train-frequency": "--update-frequency"}.get(flag, flag) for flag in flags]
+            if "sac" in file.stem
+            else flags
+        )
     if learns_control(file):
         narrow = ("--q-width", 16) if "crossq" in file.stem else ()
         return (*SMALL_CONTROL, *narrow, "--checkpoint-interval", iteration(file), *flags)
-    quick = ("--env-id", "Pendulum-v1") if "_continuous" in file.stem else ()  # MuJoCo's videos need OpenGL
+    quick = (
+        ("--env-id", "Pendulum-v1") if "_continuous" in file.stem else ()
+    )  # MuJoCo's videos need OpenGL
     quick = ("--env-id", probe(file, "Pendulum")) if "isaacgym" in file.stem else quick
-    quick = ("--env-id", "CartPole-v1") if file.stem == "ppo_rnn_jax" else quick  # memory chains draw nothing
-    often = ("--log-interval", 1) if file.stem in ("ppo_jax", "ppo_rnn_jax", "ppo_continuous_action_jax") else ()
+    quick = (
+        ("--env-id", "CartPole-v1") if file.stem == "ppo_rnn_jax" else quick
+    )  # memory chains draw nothing
+    often = (
+        ("--log-interval", 1)
+        if file.stem in ("ppo_jax", "ppo_rnn_jax", "ppo_continuous_action_jax")
+        else ()
+    )
     often = ("--num-iterations-obs-norm-init", 1) if "_rnd" in file.stem else often
-    often = ("--elo-games", 4, "--elo-steps", 2, "--elo-players", 2) if "pettingzoo" in file.stem else often
+    often = (
+        ("--elo-games", 4, "--elo-steps", 2, "--elo-players", 2)
+        if "pettingzoo" in file.stem
+        else often
+    )
     flags = (*quick, *SMALL, *often, "--num-steps", iteration(file) // 2, *flags)
     if "ppg" in file.stem:  # each iteration is a phase
         flags = [{"--update-epochs": "--e-policy"}.get(flag, flag) for flag in flags]
-        return (*flags, "--n-iteration", 1, "--num-aux-rollouts", 1, "--e-auxiliary", 1, "--anneal-lr")
-    return [{"--num-envs": "--local-num-envs"}.get(flag, flag) for flag in flags] if "multigpu" in file.stem else flags
+        return (
+            *flags,
+            "--n-iteration",
+            1,
+            "--num-aux-rollouts",
+            1,
+            "--e-auxiliary",
+            1,
+            "--anneal-lr",
+        )
+    return (
+        [{"--num-envs": "--local-num-envs"}.get(flag, flag) for flag in flags]
+        if "multigpu" in file.stem
+        else flags
+    )
 
 
 def with_curves(file, *flags):
@@ -144,7 +224,9 @@ def refuse(file, folder, *flags):
     with pytest.raises(SystemExit) as refusal:
         train(file, folder, *flags)
     message = refusal.value.code
-    assert isinstance(message, str) and message and "\n" not in message and "Traceback" not in message
+    assert (
+        isinstance(message, str) and message and "\n" not in message and "Traceback" not in message
+    )
     assert sorted(folder.rglob("*")) == before, "a refused command must not write"
     return message
 
@@ -157,7 +239,10 @@ def refuse(file, folder, *flags):
     [
         (("--num-envs", 0), "num_envs > 0 must hold"),
         (("--num-steps", -1), "num_steps"),
-        (("--num-steps", 10**13, "--total-timesteps", 10**15), "num_envs * num_steps < 2**31 must hold"),
+        (
+            ("--num-steps", 10**13, "--total-timesteps", 10**15),
+            "num_envs * num_steps < 2**31 must hold",
+        ),
         (("--num-minibatches", 0), "num_minibatches > 0 must hold"),
         (("--num-minibatches", 257), "num_minibatches <= num_envs * (num_steps // 2) must hold"),
         (("--num-steps", 1), "num_minibatches <= num_envs * (num_steps // 2) must hold"),
@@ -191,7 +276,9 @@ def refuse(file, folder, *flags):
     ],
 )
 def test_bad_commands_get_one_line(tmp_path, flags, words):
-    if "--exp-name" in flags:  # only the attempt itself can tell: it may leave the empty folder runs
+    if (
+        "--exp-name" in flags
+    ):  # only the attempt itself can tell: it may leave the empty folder runs
         (tmp_path / "runs").mkdir()
     assert words in refuse(PPO, tmp_path, *flags)
 
@@ -231,16 +318,30 @@ VALUE_REFUSALS = [
     (("--resume", "nowhere"), "cannot resume nowhere"),
     (("--resume", "nowhere", "--no-checkpoint-buffer"), "give no others"),
 ]
-DQN_REFUSALS = [(("--tau", -0.1), "0 <= tau <= 1 must hold"), (("--tau", "nan"), "0 <= tau <= 1 must hold")]
+DQN_REFUSALS = [
+    (("--tau", -0.1), "0 <= tau <= 1 must hold"),
+    (("--tau", "nan"), "0 <= tau <= 1 must hold"),
+]
 JAX_REFUSALS = [
-    (("--num-envs", 4), "train_frequency % num_envs == 0 or num_envs % train_frequency == 0 must hold"),
-    (("--total-timesteps", 9), "max(num_envs, train_frequency) <= total_timesteps < 2**31 must hold"),
-    (("--total-timesteps", 2**31), "max(num_envs, train_frequency) <= total_timesteps < 2**31 must hold"),
+    (
+        ("--num-envs", 4),
+        "train_frequency % num_envs == 0 or num_envs % train_frequency == 0 must hold",
+    ),
+    (
+        ("--total-timesteps", 9),
+        "max(num_envs, train_frequency) <= total_timesteps < 2**31 must hold",
+    ),
+    (
+        ("--total-timesteps", 2**31),
+        "max(num_envs, train_frequency) <= total_timesteps < 2**31 must hold",
+    ),
     (("--num-envs", 20, "--buffer-size", 19), "num_envs <= buffer_size < 2**31 must hold"),
     (("--learning-starts", 0), "learning_starts > 0 must hold"),
 ]
 JAX_REFUSALS += [
-    refusal for refusal in VALUE_REFUSALS if not {*refusal[0]} & {"--total-timesteps", "--learning-starts", "--buffer-size"}
+    refusal
+    for refusal in VALUE_REFUSALS
+    if not {*refusal[0]} & {"--total-timesteps", "--learning-starts", "--buffer-size"}
 ]
 C51_REFUSALS = [
     (("--n-atoms", 1), "1 < n_atoms < 2**20 must hold"),
@@ -251,8 +352,14 @@ C51_REFUSALS = [
 ]
 RAINBOW_REFUSALS = [
     (("--n-step", 0), "n_step > 0 must hold"),
-    (("--num-envs", 2, "--learning-starts", 7), "learning_starts >= (n_step + 1) * num_envs must hold"),
-    (("--num-envs", 2, "--buffer-size", 19), "(n_step + 7) * num_envs <= buffer_size < 2**31 must hold"),
+    (
+        ("--num-envs", 2, "--learning-starts", 7),
+        "learning_starts >= (n_step + 1) * num_envs must hold",
+    ),
+    (
+        ("--num-envs", 2, "--buffer-size", 19),
+        "(n_step + 7) * num_envs <= buffer_size < 2**31 must hold",
+    ),
     (("--prioritized-replay-alpha", 1.1), "0 <= prioritized_replay_alpha <= 1 must hold"),
     (("--prioritized-replay-beta", "nan"), "0 <= prioritized_replay_beta <= 1 must hold"),
     (("--prioritized-replay-eps", 0), "0 < prioritized_replay_eps < 1e9 must hold"),
@@ -277,7 +384,10 @@ CONTROL_REFUSALS = [
     (("--env-id", "NoSuchEnv-v0"), "cannot make NoSuchEnv-v0"),
     (("--env-id", "no_such_module:Env-v0"), "no_such_module"),
     (("--env-id", "CartPole-v1"), "needs bounded Box actions, which CartPole-v1 does not have"),
-    (("--env-id", "Probe/UnboundedActions-v0"), "needs bounded Box actions, which Probe/UnboundedActions-v0"),
+    (
+        ("--env-id", "Probe/UnboundedActions-v0"),
+        "needs bounded Box actions, which Probe/UnboundedActions-v0",
+    ),
     (("--env-id", "Probe/SameStep-v0"), "cannot make Probe/SameStep-v0"),
     (("--env-id", "ContinuousProbe/ConstantValue-v0", "--capture-video"), "rgb_array"),
     (("--resume", "nowhere"), "cannot resume nowhere"),
@@ -309,7 +419,9 @@ SAC_ATARI_REFUSALS = [
 ]
 
 
-JAX_CONTROL_REFUSALS = [refusal for refusal in CONTROL_REFUSALS if "--total-timesteps" not in refusal[0]] + [
+JAX_CONTROL_REFUSALS = [
+    refusal for refusal in CONTROL_REFUSALS if "--total-timesteps" not in refusal[0]
+] + [
     (("--num-envs", 8, "--total-timesteps", 7), "num_envs <= total_timesteps must hold"),
     (("--utd", 2148), "total_timesteps * utd < 2**31 must hold"),
 ]
@@ -327,7 +439,10 @@ OTHER_CONTROL_REFUSALS = [
 PPO_JAX_REFUSALS = [
     (("--num-envs", 0), "num_envs > 0 must hold"),
     (("--num-steps", 0), "num_steps > 0 must hold"),
-    (("--num-steps", 2**23, "--total-timesteps", 2**30), "num_envs * num_steps <= min(total_timesteps, 2**24) must hold"),
+    (
+        ("--num-steps", 2**23, "--total-timesteps", 2**30),
+        "num_envs * num_steps <= min(total_timesteps, 2**24) must hold",
+    ),
     (("--num-minibatches", 0), "num_minibatches > 0 must hold"),
     (("--num-minibatches", 3), "num_envs * num_steps % num_minibatches == 0 must hold"),
     (("--update-epochs", 0), "update_epochs > 0 must hold"),
@@ -348,7 +463,10 @@ PPO_JAX_REFUSALS = [
     (("--num-seeds", -1), "at least one"),
     (("--num-seeds", 2**40), "at least one and below 65536"),
     (("--resume",), "cannot --resume: AssertionError: which folders?"),
-    (("--sweep", "seed=1,2"), "cannot --sweep seed=1,2: AssertionError: takes learning_rate, gamma"),
+    (
+        ("--sweep", "seed=1,2"),
+        "cannot --sweep seed=1,2: AssertionError: takes learning_rate, gamma",
+    ),
     (("--sweep", "gamma"), "cannot --sweep gamma: ValueError"),
     (("--sweep", "gamma=0.9,x"), "cannot --sweep gamma=0.9,x: ValueError"),
     (("--sweep", "gamma=0.9,1.1"), "0 <= gamma <= 1 must hold"),
@@ -375,7 +493,10 @@ JAXTARI_REFUSALS = [
     (("--num-minibatches", 3), "num_envs * num_steps % num_minibatches == 0 must hold"),
     (("--max-frames", 0), "0 < max_frames < 2**31 must hold"),
     (("--env-id", "no_such_module:Game"), "no_such_module"),
-    (("--env-id", "tests.jaxtari_probes:NoSuchGame"), "cannot make tests.jaxtari_probes:NoSuchGame: AttributeError"),
+    (
+        ("--env-id", "tests.jaxtari_probes:NoSuchGame"),
+        "cannot make tests.jaxtari_probes:NoSuchGame: AttributeError",
+    ),
     (("--resume", "nowhere"), "cannot --resume nowhere: FileNotFoundError"),
 ]
 
@@ -383,18 +504,33 @@ PHYSICS_REFUSALS = [
     (("--num-minibatches", 3), "num_envs * num_steps % num_minibatches == 0 must hold"),
     (("--episode-length", 0), "episode_length is None or episode_length > 0 must hold"),
     (("--sweep", "clip_coef=0.1,0"), "clip_coef > 0 must hold"),
-    (("--env-id", "HalfCheetah-v4"), "cannot make HalfCheetah-v4: ValueError: an id is brax/ or playground/ and the name"),
+    (
+        ("--env-id", "HalfCheetah-v4"),
+        "cannot make HalfCheetah-v4: ValueError: an id is brax/ or playground/ and the name",
+    ),
     (("--env-id", "brax/no_such"), "cannot make brax/no_such: KeyError"),
-    (("--env-id", "brax/inverted_pendulum", "--physics", "warp"), "cannot make brax/inverted_pendulum: ValueError: backend"),
+    (
+        ("--env-id", "brax/inverted_pendulum", "--physics", "warp"),
+        "cannot make brax/inverted_pendulum: ValueError: backend",
+    ),
     (("--env-id", "playground/NoSuch"), "cannot make playground/NoSuch: ValueError"),
     (("--env-id", "no_such_module:brax/ant"), "no_such_module"),
-    (("--env-id", "brax/ConstantValue", "--capture-video"), "needs rgb_array rendering for a video, which brax/ConstantValue"),
+    (
+        ("--env-id", "brax/ConstantValue", "--capture-video"),
+        "needs rgb_array rendering for a video, which brax/ConstantValue",
+    ),
     (("--resume", "nowhere"), "cannot --resume nowhere: FileNotFoundError"),
 ]
 
 RND_REFUSALS = [
-    (("--num-minibatches", 8192), "update_proportion * num_envs * num_steps >= num_minibatches must hold"),
-    (("--update-proportion", 0), "update_proportion * num_envs * num_steps >= num_minibatches must hold"),
+    (
+        ("--num-minibatches", 8192),
+        "update_proportion * num_envs * num_steps >= num_minibatches must hold",
+    ),
+    (
+        ("--update-proportion", 0),
+        "update_proportion * num_envs * num_steps >= num_minibatches must hold",
+    ),
     (("--update-proportion", 1.1), "update_proportion <= 1 must hold"),
     (("--update-proportion", "nan"), "update_proportion <= 1 must hold"),
     (("--int-gamma", 1.1), "0 <= int_gamma <= 1 must hold"),
@@ -413,11 +549,26 @@ TENSOR_REFUSALS = [
     (("--record-video-step-frequency", 0), "record_video_step_frequency > 0 must hold"),
     (("--env-id", "NoSuchEnv-v0"), "cannot make NoSuchEnv-v0"),
     (("--env-id", "no_such_module:Env-v0"), "no_such_module"),
-    (("--env-id", "Pendulum-v1"), "cannot make Pendulum-v1: AssertionError: it is not registered as Isaac Lab's are"),
-    (("--num-envs", 2, "--env-id", "IsaacProbe/Choices-v0"), "needs continuous actions, which IsaacProbe/Choices-v0"),
-    (("--num-envs", 2, "--env-id", "IsaacProbe/OtherGroups-v0"), "needs flat observations in a group called policy or actor"),
-    (("--num-envs", 2, "--env-id", "IsaacProbe/Pictures-v0"), "needs flat observations in a group called policy or actor"),
-    (("--num-envs", 2, "--env-id", "IsaacProbe/PointMass-v0", "--capture-video"), "needs rgb_array rendering for a video"),
+    (
+        ("--env-id", "Pendulum-v1"),
+        "cannot make Pendulum-v1: AssertionError: it is not registered as Isaac Lab's are",
+    ),
+    (
+        ("--num-envs", 2, "--env-id", "IsaacProbe/Choices-v0"),
+        "needs continuous actions, which IsaacProbe/Choices-v0",
+    ),
+    (
+        ("--num-envs", 2, "--env-id", "IsaacProbe/OtherGroups-v0"),
+        "needs flat observations in a group called policy or actor",
+    ),
+    (
+        ("--num-envs", 2, "--env-id", "IsaacProbe/Pictures-v0"),
+        "needs flat observations in a group called policy or actor",
+    ),
+    (
+        ("--num-envs", 2, "--env-id", "IsaacProbe/PointMass-v0", "--capture-video"),
+        "needs rgb_array rendering for a video",
+    ),
     (("--resume", "nowhere"), "cannot resume nowhere"),
 ]
 
@@ -452,7 +603,10 @@ XLA_REFUSALS = [
     + [("ddpg_continuous_action", *refusal) for refusal in CONTROL_REFUSALS + NOISE_REFUSALS]
     + [("td3_continuous_action", *refusal) for refusal in TD3_REFUSALS]
     + [("sac_continuous_action", *refusal) for refusal in CONTROL_REFUSALS + SAC_REFUSALS]
-    + [("ddpg_continuous_action_jax", *refusal) for refusal in JAX_CONTROL_REFUSALS + NOISE_REFUSALS]
+    + [
+        ("ddpg_continuous_action_jax", *refusal)
+        for refusal in JAX_CONTROL_REFUSALS + NOISE_REFUSALS
+    ]
     + [("td3_continuous_action_jax", *refusal) for refusal in TD3_REFUSALS]
     + [("sac_continuous_action_jax", *refusal) for refusal in SAC_REFUSALS]
     + [(f"{stem}_continuous_action_jax", *refusal) for stem, *refusal in OTHER_CONTROL_REFUSALS]
@@ -464,13 +618,25 @@ def test_bad_commands_of_other_files_get_one_line(tmp_path, stem, flags, words):
 
 
 @pytest.mark.parametrize(
-    "flags", [("--no-such-flag",), ("--seed", "one"), ("--seeed", 2), ("stray",), ("--gamma",), ("3", "--cuda")]
+    "flags",
+    [
+        ("--no-such-flag",),
+        ("--seed", "one"),
+        ("--seeed", 2),
+        ("stray",),
+        ("--gamma",),
+        ("3", "--cuda"),
+    ],
 )
 def test_unknown_flags_and_wrong_types_are_refused(file, tmp_path, capfd, flags):
     with pytest.raises(SystemExit) as refusal:
         train(file, tmp_path, *flags)
     complaint = capfd.readouterr().err
-    assert refusal.value.code == 2 and str(flags[0]).strip("-") in complaint and "Traceback" not in complaint
+    assert (
+        refusal.value.code == 2
+        and str(flags[0]).strip("-") in complaint
+        and "Traceback" not in complaint
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -479,7 +645,9 @@ def test_refusal_as_the_shell_sees_it(file, tmp_path):
     command = [sys.executable, str(file), "--env-id", "NoSuchEnv-v0"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     lines = [line for line in done.stderr.splitlines() if line]
-    assert done.returncode == 1 and len(lines) == 1 and lines[0].startswith("cannot make NoSuchEnv-v0"), done.stderr
+    assert (
+        done.returncode == 1 and len(lines) == 1 and lines[0].startswith("cannot make NoSuchEnv-v0")
+    ), done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -518,43 +686,85 @@ TEXTS = [
     "\N{SNOWMAN}",
 ]
 FLAGS = {
-    **dict.fromkeys(["learning-rate", "gamma", "gae-lambda", "num-minibatches", "update-epochs", "clip-coef"], NUMBERS),
-    **dict.fromkeys(["ent-coef", "vf-coef", "max-grad-norm", "target-kl", "seed", "checkpoint-interval"], NUMBERS),
+    **dict.fromkeys(
+        ["learning-rate", "gamma", "gae-lambda", "num-minibatches", "update-epochs", "clip-coef"],
+        NUMBERS,
+    ),
+    **dict.fromkeys(
+        ["ent-coef", "vf-coef", "max-grad-norm", "target-kl", "seed", "checkpoint-interval"],
+        NUMBERS,
+    ),
     **dict.fromkeys(["num-envs", "num-steps", "total-timesteps"], NUMBERS[:-1]),
     **dict.fromkeys(["env-id", "exp-name", "resume", "wandb-entity"], TEXTS),
-    **{flag: [None, "1", "x"] for flag in ("cuda", "torch-deterministic", "anneal-lr", "norm-adv", "clip-vloss")},
+    **{
+        flag: [None, "1", "x"]
+        for flag in ("cuda", "torch-deterministic", "anneal-lr", "norm-adv", "clip-vloss")
+    },
 }
 VALUE_FLAGS = {
-    **dict.fromkeys(["learning-rate", "gamma", "tau", "batch-size", "start-e", "end-e", "exploration-fraction"], NUMBERS),
-    **dict.fromkeys(["target-network-frequency", "train-frequency", "seed", "checkpoint-interval"], NUMBERS),
+    **dict.fromkeys(
+        ["learning-rate", "gamma", "tau", "batch-size", "start-e", "end-e", "exploration-fraction"],
+        NUMBERS,
+    ),
+    **dict.fromkeys(
+        ["target-network-frequency", "train-frequency", "seed", "checkpoint-interval"], NUMBERS
+    ),
     **dict.fromkeys(["num-envs", "total-timesteps", "learning-starts", "buffer-size"], NUMBERS),
     **dict.fromkeys(["env-id", "exp-name", "resume", "wandb-entity"], TEXTS),
-    **{flag: [None, "1", "x"] for flag in ("cuda", "torch-deterministic", "checkpoint-buffer", "no-checkpoint-buffer")},
+    **{
+        flag: [None, "1", "x"]
+        for flag in ("cuda", "torch-deterministic", "checkpoint-buffer", "no-checkpoint-buffer")
+    },
 }
 
 CONTROL_FLAGS = {
-    **dict.fromkeys(["learning-rate", "gamma", "tau", "batch-size", "policy-frequency", "checkpoint-interval"], NUMBERS),
-    **dict.fromkeys(["exploration-noise", "policy-noise", "noise-clip", "learning-starts", "buffer-size", "seed"], NUMBERS),
+    **dict.fromkeys(
+        ["learning-rate", "gamma", "tau", "batch-size", "policy-frequency", "checkpoint-interval"],
+        NUMBERS,
+    ),
+    **dict.fromkeys(
+        [
+            "exploration-noise",
+            "policy-noise",
+            "noise-clip",
+            "learning-starts",
+            "buffer-size",
+            "seed",
+        ],
+        NUMBERS,
+    ),
     **dict.fromkeys(["num-envs", "total-timesteps", "utd"], NUMBERS[:-1]),
     **dict.fromkeys(["env-id", "exp-name", "resume", "wandb-entity"], TEXTS),
-    **{flag: [None, "1", "x"] for flag in ("cuda", "compile", "no-compile", "torch-deterministic", "no-checkpoint-buffer")},
+    **{
+        flag: [None, "1", "x"]
+        for flag in ("cuda", "compile", "no-compile", "torch-deterministic", "no-checkpoint-buffer")
+    },
 }
 
 
 def commands(flags):
     """Lists of flags, each with one of the values that are to be tried for it."""
-    pair = st.sampled_from(sorted(flags)).flatmap(lambda f: st.tuples(st.just(f), st.sampled_from(flags[f])))
+    pair = st.sampled_from(sorted(flags)).flatmap(
+        lambda f: st.tuples(st.just(f), st.sampled_from(flags[f]))
+    )
     return st.lists(pair, min_size=1)
 
 
-fuzz = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+fuzz = settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 
 
 @files("ppo", "ppo_continuous_lstm")
 @fuzz
 @given(commands(FLAGS))
 def test_fuzzed_commands(file, tmp_path, pairs):
-    assert is_finished_or_refused(file, tmp_path, ("--total-timesteps", 64, "--num-envs", 2, "--num-steps", 16), pairs)
+    assert is_finished_or_refused(
+        file, tmp_path, ("--total-timesteps", 64, "--num-envs", 2, "--num-steps", 16), pairs
+    )
 
 
 @files("dqn")
@@ -578,7 +788,9 @@ def is_finished_or_refused(file, tmp_path, start, pairs):
     try:
         train(file, tmp_path, *start, *flags)
     except SystemExit as refusal:
-        is_one_line = refusal.code == 2 or (isinstance(refusal.code, str) and "\n" not in refusal.code)
+        is_one_line = refusal.code == 2 or (
+            isinstance(refusal.code, str) and "\n" not in refusal.code
+        )
         return is_one_line and list(tmp_path.iterdir()) == []
     return (only_run(tmp_path) / "checkpoint.pt").exists()
 
@@ -589,7 +801,9 @@ def test_two_runs_of_one_second_do_not_mix(file, tmp_path, monkeypatch):
     monkeypatch.setattr(time, "time", lambda: 1_800_000_000 + next(ticks) * 1e-7)
     train(file, tmp_path, *small(file, "--total-timesteps", iteration(file)))
     before = {path: path.read_bytes() for path in only_run(tmp_path).iterdir()}
-    assert "there is such a run already" in refuse(file, tmp_path, *small(file, "--total-timesteps", iteration(file)))
+    assert "there is such a run already" in refuse(
+        file, tmp_path, *small(file, "--total-timesteps", iteration(file))
+    )
     assert before == {path: path.read_bytes() for path in only_run(tmp_path).iterdir()}
 
 
@@ -601,16 +815,32 @@ def test_run_folder(file, tmp_path, monkeypatch):
     names = train(
         file,
         tmp_path,
-        *small(file, "--total-timesteps", 2 * iteration(file), "--seed", 7, "--env-id", probe(file, "ConstantValue")),
+        *small(
+            file,
+            "--total-timesteps",
+            2 * iteration(file),
+            "--seed",
+            7,
+            "--env-id",
+            probe(file, "ConstantValue"),
+        ),
     )
     run = only_run(tmp_path)
     assert re.fullmatch(rf"\w*Probe-ConstantValue-v0__{file.stem}__7__\d+", run.name)
     told = about(run)
     args = json.loads(json.dumps(vars(names["args"])))
     assert told["file"] == file.name and told["args"] == args and told["tags"] == ["pr-7", "fast"]
-    assert told["packages"]["torch"] == torch.__version__.split("+")[0] or told["packages"]["torch"] == torch.__version__
-    assert told["python"].startswith(f"{sys.version_info.major}.{sys.version_info.minor}") and told["device"]
-    assert abs(told["start_time"] - time.time()) < 600 and re.fullmatch(r"[0-9a-f]{40}|", told["commit"])
+    assert (
+        told["packages"]["torch"] == torch.__version__.split("+")[0]
+        or told["packages"]["torch"] == torch.__version__
+    )
+    assert (
+        told["python"].startswith(f"{sys.version_info.major}.{sys.version_info.minor}")
+        and told["device"]
+    )
+    assert abs(told["start_time"] - time.time()) < 600 and re.fullmatch(
+        r"[0-9a-f]{40}|", told["commit"]
+    )
     assert sorted(re.sub(r"tfevents.*", "tfevents", path.name) for path in run.iterdir()) == [
         "checkpoint.msgpack" if "_jax" in file.stem else "checkpoint.pt",
         "events.out.tfevents",
@@ -621,21 +851,38 @@ def test_run_folder(file, tmp_path, monkeypatch):
 def test_no_episode_is_lost(file, tmp_path):
     """All environments of MarkedLast end together, each at a step of its own: after 3 steps, or 4 with a reset.
     The bar shows the last return, and the speed."""
-    envs = 4 if "pettingzoo" in file.stem else 5  # of which two are the players of one game, reported by their names
-    flags = ("--num-envs", envs, "--total-timesteps", 20 * envs, "--env-id", probe(file, "MarkedLast"))
+    envs = (
+        4 if "pettingzoo" in file.stem else 5
+    )  # of which two are the players of one game, reported by their names
+    flags = (
+        "--num-envs",
+        envs,
+        "--total-timesteps",
+        20 * envs,
+        "--env-id",
+        probe(file, "MarkedLast"),
+    )
     rollout = ("--num-steps", 10, "--num-minibatches", 1)
     rollout = ("--train-frequency", 5, "--learning-starts", 20) if learns_values(file) else rollout
     rollout = ("--learning-starts", 20) if learns_control(file) else rollout
     pools = ("--num-pools", 1) if has_pools(file) and "_jax" not in file.stem else ()
-    with contextlib.redirect_stdout(io.StringIO()) as stdout, contextlib.redirect_stderr(io.StringIO()) as stderr:
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as stdout,
+        contextlib.redirect_stderr(io.StringIO()) as stderr,
+    ):
         train(file, tmp_path, *small(file, *flags, *rollout, *pools))
     logged = scalars(only_run(tmp_path))
     same_step = ("dqn_jax", "c51_jax", "ppo_jax", "ppo_rnn_jax", "ppo_continuous_action_isaacgym")
     ends = (3, 6, 9, 12, 15, 18) if file.stem in same_step else (3, 7, 11, 15, 19)
     for metric in ("charts/episodic_return", "charts/episodic_length"):
-        points = sorted(point for name in logged if name.startswith(metric) for point in logged[name])
+        points = sorted(
+            point for name in logged if name.startswith(metric) for point in logged[name]
+        )
         assert points == [((t - 1) * envs + env + 1, 3.0) for t in ends for env in range(envs)]
-    assert re.search(rf"{20 * envs}(\.0)?/{20 * envs}(\.0)? .*step/s, episodic_return=3\.0(, elo=-?\d+)?\]", stderr.getvalue())
+    assert re.search(
+        rf"{20 * envs}(\.0)?/{20 * envs}(\.0)? .*step/s, episodic_return=3\.0(, elo=-?\d+)?\]",
+        stderr.getvalue(),
+    )
     assert stdout.getvalue() == f"run folder: runs{os.sep}{only_run(tmp_path).name}\n"
 
 
@@ -660,13 +907,22 @@ def interrupted(file, folder, flags, after, interval=None, **hooks):
 @files(*TORCH)
 def test_resume_changes_nothing_but_the_episodes(file, tmp_path):
     """Where there is nothing to an episode, and checkpoints fall between two, a resumed run is the uninterrupted one."""
-    flags = small(file, "--total-timesteps", 8 * iteration(file), "--env-id", probe(file, "TruncatedEveryStep"))
+    flags = small(
+        file,
+        "--total-timesteps",
+        8 * iteration(file),
+        "--env-id",
+        probe(file, "TruncatedEveryStep"),
+    )
     train(file, tmp_path / "whole", *flags)
     run = interrupted(file, tmp_path / "cut", flags, after=3)
     assert step_of(run) == 3 * iteration(file)
     train(file, tmp_path / "cut", "--resume", run)
     whole, cut = map(read_checkpoint, (only_run(tmp_path / "whole"), run))
-    for checkpoint in (whole, cut):  # a resumed run has seen one first observation more of each environment
+    for checkpoint in (
+        whole,
+        cut,
+    ):  # a resumed run has seen one first observation more of each environment
         checkpoint.get("agent", {}).pop("obs_moments.count", None)
     assert whole.keys() == cut.keys() and step_of(run) == 8 * iteration(file)
     assert {name: same(whole[name], cut[name]) for name in whole} == dict.fromkeys(whole, True)
@@ -674,14 +930,20 @@ def test_resume_changes_nothing_but_the_episodes(file, tmp_path):
 
 @files(*LEADERS, slow=LONG)
 def test_curves_and_schedules_continue(file, tmp_path):
-    flags = with_curves(file, "--total-timesteps", 8 * iteration(file), "--env-id", probe(file, "RandomEnds"))
+    flags = with_curves(
+        file, "--total-timesteps", 8 * iteration(file), "--env-id", probe(file, "RandomEnds")
+    )
     train(file, tmp_path / "whole", *flags)
     run = interrupted(file, tmp_path / "cut", flags, after=6)
     train(file, tmp_path / "cut", "--resume", run)
     whole, cut = scalars(only_run(tmp_path / "whole")), scalars(run)
     schedule, loss = SCHEDULES.get(file.stem[:3], "global_step"), LOSSES[file.stem[:3]]
-    assert cut.get(schedule) == whole.get(schedule) and (schedule in cut) == (file.stem[:3] in SCHEDULES)
-    assert [step for step, _ in cut[loss]] == logged_steps(file, 8 * iteration(file)), "each step once"
+    assert cut.get(schedule) == whole.get(schedule) and (schedule in cut) == (
+        file.stem[:3] in SCHEDULES
+    )
+    assert [step for step, _ in cut[loss]] == logged_steps(file, 8 * iteration(file)), (
+        "each step once"
+    )
     reported = f"charts/episodic_return{'-player1' * ('pettingzoo' in file.stem)}"
     for name in (loss, reported):  # up to the checkpoint the very same
         before = len([step for step, _ in whole[name] if step <= 6 * iteration(file)])
@@ -693,7 +955,9 @@ def test_curves_and_schedules_continue(file, tmp_path):
 @files(*LEADERS, slow=TORCH)
 def test_resume_before_the_first_checkpoint_starts_over(file, tmp_path):
     interval = 2 * iteration(file) if has_replay(file) else 2
-    flags = with_curves(file, "--total-timesteps", 2 * iteration(file), "--checkpoint-interval", interval)
+    flags = with_curves(
+        file, "--total-timesteps", 2 * iteration(file), "--checkpoint-interval", interval
+    )
     train(file, tmp_path / "whole", *flags)
     run = interrupted(file, tmp_path / "cut", flags, after=0)
     assert step_of(run) == 0
@@ -712,10 +976,20 @@ def test_a_resumed_run_learns_when_it_has_a_buffer(file, tmp_path, kept):
     run = interrupted(file, tmp_path, flags, after=2)
     assert ("buffer" in read_checkpoint(run)) == kept and step_of(run) == 2 * iteration(file)
     updates, before = [], weights(run)
-    names = train(file, tmp_path, "--resume", run, on_update=lambda names: updates.append(names["global_step"]))
+    names = train(
+        file,
+        tmp_path,
+        "--resume",
+        run,
+        on_update=lambda names: updates.append(names["global_step"]),
+    )
     first, every = 2 * iteration(file) + (2 if kept else 20), 2 if learns_control(file) else 4
-    assert sorted(set(updates)) == [step for step in range(first, 4 * iteration(file) + 1) if step % every == 0]
-    assert names["buffer"].count[0] == (4 if kept else 2) * iteration(file) and not same(weights(run), before)
+    assert sorted(set(updates)) == [
+        step for step in range(first, 4 * iteration(file) + 1) if step % every == 0
+    ]
+    assert names["buffer"].count[0] == (4 if kept else 2) * iteration(file) and not same(
+        weights(run), before
+    )
 
 
 @files(*(stem for stem in TORCH if has_replay(FILES[stem])))
@@ -726,7 +1000,9 @@ def test_nothing_leads_across_a_resume(file, tmp_path):
 
     def look(names):
         if learns_control(file):
-            batch = names["batch"][:, [0, 3]]  # before the next observation come the action and the reward
+            batch = names["batch"][
+                :, [0, 3]
+            ]  # before the next observation come the action and the reward
         elif "rainbow" in file.stem:
             batch = torch.cat([names["b_obs"], names["b_next_obs"][:, -1:]], 1)[..., 0, 0]
         elif "_atari" in file.stem:
@@ -735,8 +1011,12 @@ def test_nothing_leads_across_a_resume(file, tmp_path):
             batch = torch.cat([names["b_obs"], names["b_next_obs"]], 1)
         seen.update(tuple(row) for row in batch.tolist())
 
-    flags = (*flags, "--n-step", 1) if "rainbow" in file.stem else flags  # more of them are drawn from in its own file's tests
-    flags = with_curves(file, *flags, "--checkpoint-interval", 20)  # after two episodes with their resets, and half of another
+    flags = (
+        (*flags, "--n-step", 1) if "rainbow" in file.stem else flags
+    )  # more of them are drawn from in its own file's tests
+    flags = with_curves(
+        file, *flags, "--checkpoint-interval", 20
+    )  # after two episodes with their resets, and half of another
     run = interrupted(file, tmp_path, flags, after=1, interval=20, on_update=look)
     assert step_of(run) == 20
     train(file, tmp_path, "--resume", run, on_update=look)
@@ -766,7 +1046,9 @@ def test_videos_of_a_resumed_run_stand_beside_the_first(file, tmp_path):
 
 
 DRAWN_BY_MUJOCO = [
-    stem for stem in FILES if stem.endswith(("_continuous_action", "_continuous_lstm")) or learns_control(FILES[stem])
+    stem
+    for stem in FILES
+    if stem.endswith(("_continuous_action", "_continuous_lstm")) or learns_control(FILES[stem])
 ]
 
 
@@ -774,7 +1056,9 @@ DRAWN_BY_MUJOCO = [
 def test_a_machine_that_cannot_draw_says_so_before_anything_is_written(file, tmp_path, monkeypatch):
     monkeypatch.setenv("MUJOCO_GL", "disabled")  # which MuJoCo accepts, and cannot draw with
     try:
-        message = refuse(file, tmp_path, "--env-id", "Hopper-v4", "--capture-video", "--total-timesteps", 10_000)
+        message = refuse(
+            file, tmp_path, "--env-id", "Hopper-v4", "--capture-video", "--total-timesteps", 10_000
+        )
     except RuntimeError as error:
         message = f"a traceback: {error}"
     assert message.startswith("cannot make Hopper-v4: ") and "MUJOCO_GL must be one of" in message
@@ -791,14 +1075,22 @@ def test_a_machine_that_cannot_draw_says_so_before_anything_is_written(file, tmp
         (lambda run: edit(run, env_id=None), "wrong types"),
         (lambda run: edit(run, seed=1.5), "wrong types"),
         (lambda run: edit(run, learning_rate=[1]), "wrong types"),
-        (lambda run: (run / "run.json").write_text(json.dumps(about(run) | {"file": "x.py"})), "it is a run of x.py"),
+        (
+            lambda run: (run / "run.json").write_text(json.dumps(about(run) | {"file": "x.py"})),
+            "it is a run of x.py",
+        ),
         (lambda run: (run / "run.json").write_text("[" * 100_000), "RecursionError"),
         (lambda run: change(run, global_step=-64), "step -64 of another run"),
         (lambda run: change(run, global_step=2**62), "of another run"),
         (lambda run: change(run, global_step="x"), "ValueError"),
         (lambda run: change(run, rng=torch.zeros(3)), "cannot resume"),
         (lambda run: (run / "checkpoint.pt").write_bytes(b""), "cannot resume"),
-        (lambda run: (run / "checkpoint.pt").write_bytes((run / "checkpoint.pt").read_bytes()[:5000]), "cannot resume"),
+        (
+            lambda run: (run / "checkpoint.pt").write_bytes(
+                (run / "checkpoint.pt").read_bytes()[:5000]
+            ),
+            "cannot resume",
+        ),
         (lambda run: torch.save({}, run / "checkpoint.pt"), "KeyError: '"),
         (lambda run: torch.save([1, 2], run / "checkpoint.pt"), "TypeError"),
     ],
@@ -882,15 +1174,21 @@ def test_a_strangers_run_cannot_import_a_module(file, tmp_path, monkeypatch):
     (tmp_path / "evil.py").write_text("from pathlib import Path\nPath('owned').touch()\n")
     train(file, tmp_path, *small(file, "--total-timesteps", iteration(file)))
     edit(only_run(tmp_path), env_id="evil:CartPole-v1")
-    assert "is a run on 'evil:CartPole-v1': add --env-id" in refuse(file, tmp_path, "--resume", only_run(tmp_path))
-    assert "is a run on 'evil:CartPole-v1'" in refuse(file, tmp_path, "--resume", only_run(tmp_path), "--env-id", "Acrobot-v1")
+    assert "is a run on 'evil:CartPole-v1': add --env-id" in refuse(
+        file, tmp_path, "--resume", only_run(tmp_path)
+    )
+    assert "is a run on 'evil:CartPole-v1'" in refuse(
+        file, tmp_path, "--resume", only_run(tmp_path), "--env-id", "Acrobot-v1"
+    )
     assert not (tmp_path / "owned").exists()
     train(file, tmp_path, "--resume", only_run(tmp_path), "--env-id", "evil:CartPole-v1")
     assert (tmp_path / "owned").exists(), "with the user's word it is imported"
 
 
 MOMENTS = {"short": lambda shape: torch.zeros(1), "bare": lambda shape: torch.zeros(())}
-MOMENTS["thin"] = lambda shape: torch.zeros(1).expand(shape)  # of the right shape, in the memory of one number
+MOMENTS["thin"] = lambda shape: torch.zeros(1).expand(
+    shape
+)  # of the right shape, in the memory of one number
 
 
 @files(*LEADERS, "sac_continuous_action")
@@ -905,7 +1203,9 @@ def test_a_strangers_optimizer_is_refused(file, tmp_path, moment):
         entry = max(state["state"].values(), key=lambda entry: entry["exp_avg"].numel())
         entry["exp_avg"] = MOMENTS[moment](entry["exp_avg"].shape)
         torch.save(checkpoint | {name: state}, only_run(tmp_path) / "checkpoint.pt")
-        assert "an optimizer of other shapes" in refuse(file, tmp_path, "--resume", only_run(tmp_path))
+        assert "an optimizer of other shapes" in refuse(
+            file, tmp_path, "--resume", only_run(tmp_path)
+        )
         torch.save(checkpoint, only_run(tmp_path) / "checkpoint.pt")
 
 
@@ -916,16 +1216,24 @@ def test_a_strangers_buffer_is_refused(file, tmp_path):
     run, told = only_run(tmp_path), lambda: refuse(file, tmp_path, "--resume", only_run(tmp_path))
     buffer = read_checkpoint(run)["buffer"]
     assert buffer["added"].item() == iteration(file)
-    odd = () if learns_control(file) else (3,)  # two environments are stepped, and here also remembered, side by side
+    odd = (
+        () if learns_control(file) else (3,)
+    )  # two environments are stepped, and here also remembered, side by side
     for added in (-2, *odd, iteration(file) + 2):
         change(run, buffer=buffer | {"added": torch.tensor([added])})
-        assert told().startswith(f"cannot resume {run}: AssertionError: a replay buffer of another run"), added
+        assert told().startswith(
+            f"cannot resume {run}: AssertionError: a replay buffer of another run"
+        ), added
     column = "rows" if learns_control(file) else "rewards"
     rows, others = buffer[column], [{name: values[1:]} for name, values in buffer.items()]
-    others += [{column: other} for other in (torch.cat([rows, rows]), rows[:, None], rows[0], "x", None)]
+    others += [
+        {column: other} for other in (torch.cat([rows, rows]), rows[:, None], rows[0], "x", None)
+    ]
     for other in others:
         change(run, buffer=buffer | other)
-        assert told().startswith(f"cannot resume {run}: RuntimeError: Error(s) in loading state_dict"), other
+        assert told().startswith(
+            f"cannot resume {run}: RuntimeError: Error(s) in loading state_dict"
+        ), other
     for other in ({}, {**buffer, "more": rows}, [], None):
         change(run, buffer=other)
         assert told().startswith(f"cannot resume {run}: "), other
@@ -937,7 +1245,9 @@ def test_a_strangers_buffer_is_refused(file, tmp_path):
 
 @files("ppo")
 def test_a_link_is_not_written_through(file, tmp_path):
-    run = interrupted(file, tmp_path, small(file, "--total-timesteps", 3 * iteration(file)), after=1)
+    run = interrupted(
+        file, tmp_path, small(file, "--total-timesteps", 3 * iteration(file)), after=1
+    )
     (tmp_path / "precious").write_text("mine")
     (run / "checkpoint.tmp").symlink_to(tmp_path / "precious")
     train(file, tmp_path, "--resume", run)
@@ -956,7 +1266,11 @@ def step_of(run):
 def test_kill_at_any_moment_leaves_a_resumable_run(file, tmp_path):
     """Ten times: at random moments, and in the middle of writing a checkpoint of 60 MB."""
     dice, run, steps, mid_write = random.Random(0), None, [0], 0
-    flags = ("--env-id", "Probe/WideObs-v0", *small(file, "--num-steps", 4, "--total-timesteps", 10**7))
+    flags = (
+        "--env-id",
+        "Probe/WideObs-v0",
+        *small(file, "--num-steps", 4, "--total-timesteps", 10**7),
+    )
     for attempt in range(10):
         process = start(train, file, tmp_path, *(("--resume", run) if run else flags))
         if attempt % 2 and run:
@@ -998,7 +1312,9 @@ def test_interactive_python_after_ctrl_c(file, tmp_path):
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate("print('looked', advantages.shape, global_step, agent.value)\n", timeout=60)
+    output, _ = process.communicate(
+        "print('looked', advantages.shape, global_step, agent.value)\n", timeout=60
+    )
     assert re.search(r"looked \(32, 2\) \d+ <bound method Agent.value", output)
     run = only_run(tmp_path)
     step = step_of(run)
@@ -1019,7 +1335,10 @@ def wandb_records(path):
         if 32768 - position % 32768 < 7:
             position += 32768 - position % 32768
             continue
-        length, kind = int.from_bytes(data[position + 4 : position + 6], "little"), data[position + 6]
+        length, kind = (
+            int.from_bytes(data[position + 4 : position + 6], "little"),
+            data[position + 6],
+        )
         parts.append(data[position + 7 : position + 7 + length])
         position += 7 + length
         if kind in (1, 4):  # a whole record, or the last part of one
@@ -1029,9 +1348,20 @@ def wandb_records(path):
 
 @files("ppo", slow=["ppo_jax"])
 def test_wandb_offline_really_logs(file, tmp_path):
-    flags = [str(flag) for flag in with_curves(file, "--total-timesteps", 4 * iteration(file), "--track", "--capture-video")]
+    flags = [
+        str(flag)
+        for flag in with_curves(
+            file, "--total-timesteps", 4 * iteration(file), "--track", "--capture-video"
+        )
+    ]
     environment = os.environ | {"WANDB_MODE": "offline", "WANDB_TAGS": "pr-7"}
-    done = subprocess.run([sys.executable, str(file), *flags], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, str(file), *flags],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     run = only_run(tmp_path)
     (log,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
@@ -1040,13 +1370,17 @@ def test_wandb_offline_really_logs(file, tmp_path):
         if record.HasField("run"):
             told = record.run
         for item in record.history.item:
-            history.setdefault(item.key or "/".join(item.nested_key), []).append(json.loads(item.value_json))
+            history.setdefault(item.key or "/".join(item.nested_key), []).append(
+                json.loads(item.value_json)
+            )
     assert (told.run_id, told.project, list(told.tags)) == (run.name, "cleanRL", ["pr-7"])
     assert {"seed", "env_id"} <= {item.key or item.nested_key[0] for item in told.config.update}
     for name in ("charts/episodic_return", LOSSES[file.stem[:3]], SCHEDULES[file.stem[:3]]):
         assert history[name] == pytest.approx([value for _, value in scalars(run)[name]]), name
     assert set(history["videos/_type"]) == {"video-file"} and len(history["videos/path"]) >= 2
-    assert all((log.parent / "files" / path).stat().st_size > 1000 for path in history["videos/path"])
+    assert all(
+        (log.parent / "files" / path).stat().st_size > 1000 for path in history["videos/path"]
+    )
 
 
 @files(*(stem for stem in FILES if "_jax" in stem), "ppo_continuous_action_isaacgym")
@@ -1057,24 +1391,46 @@ def test_xla_gets_the_flag_for_the_same_bits_on_a_gpu(file, tmp_path):
     (tmp_path / file.name).write_text(source.replace(flag, "--xla_of_the_file=true"))
     environment = os.environ | {"XLA_FLAGS": "--xla_of_the_user=true"}
     command = [sys.executable, str(tmp_path / file.name), "--num-envs", "32"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
-    assert source.count(flag) == 1 and done.returncode != 0 and not (tmp_path / "runs").exists(), done.stderr[-2000:]
-    assert "Unknown flags in XLA_FLAGS: --xla_of_the_user=true --xla_of_the_file=true" in done.stderr
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100
+    )
+    assert source.count(flag) == 1 and done.returncode != 0 and not (tmp_path / "runs").exists(), (
+        done.stderr[-2000:]
+    )
+    assert (
+        "Unknown flags in XLA_FLAGS: --xla_of_the_user=true --xla_of_the_file=true" in done.stderr
+    )
 
 
 @files("ppo")
 def test_tracking_without_a_login_is_refused(file, tmp_path):
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")} | {"HOME": str(tmp_path), "NETRC": "none"}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")} | {
+        "HOME": str(tmp_path),
+        "NETRC": "none",
+    }
     command = [sys.executable, str(file), "--track", "--total-timesteps", "512"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    assert done.returncode == 1 and "No API key" in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    assert (
+        done.returncode == 1
+        and "No API key" in done.stderr.splitlines()[-1]
+        and "Traceback" not in done.stderr
+    )
     assert not (tmp_path / "runs").exists()
 
 
 # speed is chosen by measurement, not by what the machine has
 
 
-@files(*(stem for stem in TORCH if not sees_images(FILES[stem]) and not learns_control(FILES[stem])))
+@files(
+    *(stem for stem in TORCH if not sees_images(FILES[stem]) and not learns_control(FILES[stem]))
+)
 def test_small_networks_stay_on_one_thread_of_the_cpu(file, tmp_path):
     torch.set_num_threads(2)
     names = train(file, tmp_path, *small(file, "--total-timesteps", iteration(file)))

@@ -70,7 +70,9 @@ def network(params, moments, x, train, layers):
 
 
 def policy(agent, params, obs, train):
-    hidden, moments = network(params["params"], doubles(agent["actor_moments"]), obs, train, ("Dense_0", "Dense_1"))
+    hidden, moments = network(
+        params["params"], doubles(agent["actor_moments"]), obs, train, ("Dense_0", "Dense_1")
+    )
     mean, log_std = (dense(params["params"][f"Dense_{i}"], hidden) for i in (2, 3))
     return (mean, -5 + 3.5 * (1 + log_std.tanh())), moments
 
@@ -85,7 +87,9 @@ def q_values(agent, params, obs, actions, train):
 def check_moments(got, expected):
     for name, layer in got["moments"].items():
         for moment, x in layer["run"].items():
-            np.testing.assert_allclose(x, expected[name][moment].detach().reshape(x.shape), rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(
+                x, expected[name][moment].detach().reshape(x.shape), rtol=1e-5, atol=1e-5
+            )
 
 
 @pytest.mark.parametrize("count", [pytest.param(99_999, marks=pytest.mark.slow), 100_000])
@@ -95,7 +99,9 @@ def test_crossq_1_crossq_2_crossq_3_the_update_of_the_q_networks(file, tmp_path,
     names, key = begin(file), jax.random.key(1)
     agent, batch = with_moments(names, count), made_up(names)
     after, losses = eager(names["learn_q"], agent, batch, key)
-    obs, actions, rewards, next_obs, terminated = (torch.tensor(np.asarray(x, float)) for x in batch)
+    obs, actions, rewards, next_obs, terminated = (
+        torch.tensor(np.asarray(x, float)) for x in batch
+    )
     params, actor = doubles(agent["q_networks"]), doubles(agent["actor"])
     next_actions, next_log_probs = squash(*policy(agent, actor, next_obs, False)[0], key)
     pairs = torch.cat([obs, next_obs]), torch.cat([actions, next_actions.detach()])
@@ -131,9 +137,14 @@ def test_crossq_2_crossq_3_the_update_of_the_actor(file, tmp_path, count):
 @pytest.mark.parametrize("value", [0.0, 50.0])
 def test_crossq_3_corrections_are_bounded(file, tmp_path, value):
     """A batch that is far from what the run has seen, and one of next to no variance: by 5 at most, and by 3 times or 1/3."""
-    layer, x = begin(file)["BatchRenorm"](), np.float32([[value], [value + 10]] if value else [[-1e-3], [1e-3]])
+    layer, x = (
+        begin(file)["BatchRenorm"](),
+        np.float32([[value], [value + 10]] if value else [[-1e-3], [1e-3]]),
+    )
     variables = layer.init(jax.random.key(1), x, False)
-    variables = variables | {"moments": {"run": {"mean": jnp.zeros(1), "var": jnp.ones(1), "count": jnp.float32(1e6)}}}
+    variables = variables | {
+        "moments": {"run": {"mean": jnp.zeros(1), "var": jnp.ones(1), "count": jnp.float32(1e6)}}
+    }
     got, _ = layer.apply(variables, x, True, mutable="moments")
     scale, shift, std = (3, 5, 25**0.5) if value else (1 / 3, 0, 1e-3)
     std = (std**2 + 1e-3) ** 0.5
@@ -146,14 +157,20 @@ def test_crossq_2_acting_and_the_loaded_policy_use_the_moments_of_the_run(file, 
     names = begin(file)
     agent, obs = with_moments(names, 10), np.float32([[0.3]])
     checkpoint = {"agent": jax.tree.map(np.array, agent)}
-    (mean, log_std), _ = policy(agent, doubles(agent["actor"]), torch.tensor(obs.astype(float)), False)
+    (mean, log_std), _ = policy(
+        agent, doubles(agent["actor"]), torch.tensor(obs.astype(float)), False
+    )
     low, high = names["action_space"].low, names["action_space"].high
     expected = low + (high - low) * (1 + mean.tanh().detach().numpy().reshape(2, 2)) / 2
     got = names["load_policy"](checkpoint, names["envs"])(obs, None)
-    np.testing.assert_allclose((got[0] - low) / (high - low), (expected - low) / (high - low), atol=1e-5)
+    np.testing.assert_allclose(
+        (got[0] - low) / (high - low), (expected - low) / (high - low), atol=1e-5
+    )
     noise = jax.random.normal(jax.random.fold_in(names["act_key"], 7), (1, 4))
     drawn = torch.tanh(mean + log_std.exp() * torch.tensor(np.asarray(noise, float))).detach()
-    np.testing.assert_allclose(names["act"](agent["actor"] | agent["actor_moments"], obs, 7), drawn, atol=1e-5)
+    np.testing.assert_allclose(
+        names["act"](agent["actor"] | agent["actor_moments"], obs, 7), drawn, atol=1e-5
+    )
     assert same(leaves(checkpoint["agent"]), leaves(agent))
 
 
@@ -161,9 +178,14 @@ def test_crossq_2_acting_and_the_loaded_policy_use_the_moments_of_the_run(file, 
 def test_ddpg_5_updates_are_counted_in_environment_steps(file, tmp_path):
     """Six for each step of two environments; one in five is also the actor's."""
     names, updates = follow(file, tmp_path, *COUNTS, "--policy-frequency", 5)
-    turns = lambda step: [x for n in range(3) for x in ("q", *["actor"] * ((3 * step + n) % 5 == 0))]  # noqa: E731
+    turns = lambda step: [
+        x for n in range(3) for x in ("q", *["actor"] * ((3 * step + n) % 5 == 0))
+    ]  # noqa: E731
     check_schedule(updates, 2, 99, 102, turns)
-    assert check_actions(names, updates, lambda agent: agent["actor"] | agent["actor_moments"]) == (100, 1)
+    assert check_actions(names, updates, lambda agent: agent["actor"] | agent["actor_moments"]) == (
+        100,
+        1,
+    )
     assert [updates_of(names["agent"], name) for name in ("q_networks", "actor")] == [12, 3]
     for name, count in {"q_networks_moments": 12, "actor_moments": 3}.items():
         layers = names["agent"][name]["moments"].values()
@@ -175,7 +197,9 @@ def test_ddpg_5_updates_are_counted_in_environment_steps(file, tmp_path):
 def test_values_of_probes(file, tmp_path):
     """Of the actions -0.5 and 0.5; and load_policy takes the right ones in fresh environments (-0.2 with seed 2)."""
     flags = ("--q-width", 64, "--policy-frequency", 1, "--utd", 3)
-    learned, returns = learn_probe(file, tmp_path, "Probe/ContinuousTargetFromObs-v0", 3, [-1, 1], *flags)
+    learned, returns = learn_probe(
+        file, tmp_path, "Probe/ContinuousTargetFromObs-v0", 3, [-1, 1], *flags
+    )
     np.testing.assert_allclose(learned, [[0, -1, -1, 0]] * 2, atol=0.25)
     assert np.mean(returns) > -0.3
 
@@ -184,6 +208,20 @@ def test_values_of_probes(file, tmp_path):
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_learns_pendulum(file, tmp_path, seed):
     """-187 with seed 1."""
-    flags = ("--env-id", "Pendulum-v1", "--gamma", 0.95, "--learning-starts", 300, "--q-width", 256, "--seed", seed)
+    flags = (
+        "--env-id",
+        "Pendulum-v1",
+        "--gamma",
+        0.95,
+        "--learning-starts",
+        300,
+        "--q-width",
+        256,
+        "--seed",
+        seed,
+    )
     train(file, tmp_path, *flags, "--total-timesteps", 4000)
-    assert np.mean([value for _, value in scalars(only_run(tmp_path))["charts/episodic_return"]][-10:]) >= -250
+    assert (
+        np.mean([value for _, value in scalars(only_run(tmp_path))["charts/episodic_return"]][-10:])
+        >= -250
+    )

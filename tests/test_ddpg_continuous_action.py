@@ -22,7 +22,18 @@ from torch.nn.utils import parameters_to_vector
 from tests.harness import FILES, flat_grad, only_run, probe, read_checkpoint, same, scalars, train
 from tests.test_dqn import FUZZ, drawn_evenly, interrupted, play
 
-SMALL = ("--num-envs", 3, "--learning-starts", 60, "--batch-size", 16, "--buffer-size", 150, "--gamma", 0.9)
+SMALL = (
+    "--num-envs",
+    3,
+    "--learning-starts",
+    60,
+    "--batch-size",
+    16,
+    "--buffer-size",
+    150,
+    "--gamma",
+    0.9,
+)
 SMALL = (*SMALL, "--total-timesteps", 150)
 
 
@@ -33,7 +44,9 @@ def file():
 
 def rates(file, rate):
     """Flags for one learning rate of all that learns."""
-    return ("--policy-lr", rate, "--q-lr", rate) if "sac" in file.stem else ("--learning-rate", rate)
+    return (
+        ("--policy-lr", rate, "--q-lr", rate) if "sac" in file.stem else ("--learning-rate", rate)
+    )
 
 
 class Witness(gym.vector.VectorWrapper):
@@ -51,7 +64,12 @@ class Witness(gym.vector.VectorWrapper):
     def step(self, actions):
         obs, rewards, terminated, truncated, infos = self.env.step(actions)
         for e in np.flatnonzero(~self.is_over):  # the others only reset
-            step = (self.obs[e].tobytes(), actions[e].tobytes(), float(np.float32(rewards[e])), obs[e].tobytes())
+            step = (
+                self.obs[e].tobytes(),
+                actions[e].tobytes(),
+                float(np.float32(rewards[e])),
+                obs[e].tobytes(),
+            )
             self.happened[*step, bool(terminated[e])] = bool(truncated[e])
         self.obs, self.is_over = obs.copy(), terminated | truncated
         return obs, rewards, terminated, truncated, infos
@@ -60,7 +78,9 @@ class Witness(gym.vector.VectorWrapper):
 def watch(monkeypatch):
     """Has a file make environments with a witness, whose notes it returns."""
     happened, make_vec = {}, gym.make_vec
-    monkeypatch.setattr(gym, "make_vec", lambda *args, **kwargs: Witness(make_vec(*args, **kwargs), happened))
+    monkeypatch.setattr(
+        gym, "make_vec", lambda *args, **kwargs: Witness(make_vec(*args, **kwargs), happened)
+    )
     return happened
 
 
@@ -71,15 +91,21 @@ def columns(names, rows):
 
 def transitions(names):
     """What an update learned from, as a list of what a witness writes down."""
-    obs, actions, rewards, next_obs, terminated = (x.numpy() for x in columns(names, names["batch"]))
+    obs, actions, rewards, next_obs, terminated = (
+        x.numpy() for x in columns(names, names["batch"])
+    )
     taken = names["rescale"](actions, names["action_space"])
     obs, taken, next_obs = ([row.tobytes() for row in x] for x in (obs, taken, next_obs))
-    return list(zip(obs, taken, rewards[:, 0].tolist(), next_obs, terminated[:, 0].tolist(), strict=True))
+    return list(
+        zip(obs, taken, rewards[:, 0].tolist(), next_obs, terminated[:, 0].tolist(), strict=True)
+    )
 
 
 def learner(names):
     """What an update is of: q, actor or alpha."""
-    return next(name for name, optimizer in names["optimizers"].items() if optimizer is names["optimizer"]).split("_")[0]
+    return next(
+        name for name, optimizer in names["optimizers"].items() if optimizer is names["optimizer"]
+    ).split("_")[0]
 
 
 def critic(names, prefix=""):
@@ -107,11 +133,16 @@ def test_ddpg_1_every_action_has_its_own_bounds(file, tmp_path):
         got = rescale(np.full((4, 6), 2 * share - 1, np.float32), gym.spaces.Box(low, high))
         np.testing.assert_allclose(got, [low + share * (high - low)] * 4, rtol=1e-6)
         assert got.dtype == np.float32
-    corners = rescale(np.float32([[-1, 1, -1, 1, -1, 1], [1, -1, 1, -1, 1, -1]]), gym.spaces.Box(low, high))
+    corners = rescale(
+        np.float32([[-1, 1, -1, 1, -1, 1], [1, -1, 1, -1, 1, -1]]), gym.spaces.Box(low, high)
+    )
     assert corners.tolist() == [[[0, 5, 10], [100, 7, -1]], [[1, -3, 10.5], [-1, 7, -2]]]
 
     @FUZZ
-    @given(st.lists(st.tuples(*[st.floats(-1e6, 1e6, width=32)] * 2), min_size=1), st.sampled_from([-1, 1]))
+    @given(
+        st.lists(st.tuples(*[st.floats(-1e6, 1e6, width=32)] * 2), min_size=1),
+        st.sampled_from([-1, 1]),
+    )
     def check(bounds, action):
         low, high = np.sort(np.float32(bounds), 1).T
         got = rescale(np.full((1, len(low)), action, np.float32), gym.spaces.Box(low, high))
@@ -129,8 +160,12 @@ def test_ddpg_1_whoever_loads_the_policy_gets_such_actions(file, tmp_path):
     layer = "mean" if "mean.bias" in actor else "actions"
     actor[f"{layer}.weight"].zero_()
     actor[f"{layer}.bias"].copy_(torch.tensor([-99.0, 99, 0.5, -99]))
-    actions = names["load_policy"]({"actor": actor}, names["envs"])(np.zeros((2, 1)), np.zeros(2, bool))
-    np.testing.assert_allclose(actions, [[[0, 5], [10 + 0.5 * (1 + math.tanh(0.5)) / 2, -1]]] * 2, rtol=1e-6)
+    actions = names["load_policy"]({"actor": actor}, names["envs"])(
+        np.zeros((2, 1)), np.zeros(2, bool)
+    )
+    np.testing.assert_allclose(
+        actions, [[[0, 5], [10 + 0.5 * (1 + math.tanh(0.5)) / 2, -1]]] * 2, rtol=1e-6
+    )
     assert all(names["action_space"].contains(action) for action in actions)
 
 
@@ -148,22 +183,38 @@ def test_ddpg_2_a_ring_with_the_last_transitions(file, tmp_path):
     names = runpy.run_path(str(file))
 
     @FUZZ
-    @given(st.integers(1, 30), st.lists(st.integers(0, 4), min_size=1, max_size=40), st.integers(0, 2**32 - 1))
+    @given(
+        st.integers(1, 30),
+        st.lists(st.integers(0, 4), min_size=1, max_size=40),
+        st.integers(0, 2**32 - 1),
+    )
     def check(size, counts, seed):
         assume(sum(counts) > 0 and max(counts) <= size)
         rng, replay, rows = np.random.default_rng(seed), replay_of(names, size), []
         for count in counts:
-            obs, actions, next_obs = (rng.uniform(-1, 1, (count, width)).astype(np.float32) for width in (2, 3, 2))
+            obs, actions, next_obs = (
+                rng.uniform(-1, 1, (count, width)).astype(np.float32) for width in (2, 3, 2)
+            )
             rewards, terminated = rng.normal(size=count), rng.random(count) < 0.5
             replay.add(obs, actions, rewards, next_obs, terminated)
             for e in range(count):
-                rows.append([*obs[e], *actions[e], np.float32(rewards[e]), *next_obs[e], float(terminated[e])])
+                rows.append(
+                    [
+                        *obs[e],
+                        *actions[e],
+                        np.float32(rewards[e]),
+                        *next_obs[e],
+                        float(terminated[e]),
+                    ]
+                )
         drawn, few = torch.zeros(40 * size, 9), torch.zeros(2, 9)
         torch.manual_seed(seed)
         replay.sample(drawn)
         replay.sample(few)
         last = {tuple(map(float, row)) for row in rows[-size:]}
-        assert {tuple(row) for row in drawn.tolist()} == last and {tuple(row) for row in few.tolist()} <= last
+        assert {tuple(row) for row in drawn.tolist()} == last and {
+            tuple(row) for row in few.tolist()
+        } <= last
 
     check()
 
@@ -171,7 +222,13 @@ def test_ddpg_2_a_ring_with_the_last_transitions(file, tmp_path):
 def test_ddpg_2_every_transition_is_as_likely(file, tmp_path):
     replay, drawn = replay_of(runpy.run_path(str(file)), 60), torch.zeros(128, 9)
     for number in range(0, 100, 4):
-        replay.add(np.zeros((4, 2)), np.zeros((4, 3)), number + np.arange(4), np.zeros((4, 2)), np.zeros(4, bool))
+        replay.add(
+            np.zeros((4, 2)),
+            np.zeros((4, 3)),
+            number + np.arange(4),
+            np.zeros((4, 2)),
+            np.zeros(4, bool),
+        )
     torch.manual_seed(1)
     samples = []
     for _ in range(200):
@@ -183,14 +240,25 @@ def test_ddpg_2_every_transition_is_as_likely(file, tmp_path):
 def test_ddpg_2_only_what_happened_is_learned_from(file, tmp_path, monkeypatch):
     """Bit for bit, with ends of both kinds, more steps than the buffer holds, and a resume in the middle."""
     happened, learned = watch(monkeypatch), []
-    flags = ("--env-id", probe(file, "RandomEnds"), *SMALL, "--checkpoint-interval", 60, "--checkpoint-buffer")
+    flags = (
+        "--env-id",
+        probe(file, "RandomEnds"),
+        *SMALL,
+        "--checkpoint-interval",
+        60,
+        "--checkpoint-buffer",
+    )
     run = interrupted(file, tmp_path, *flags, "--total-timesteps", 240, step=186)
     before = set(happened)
     look = lambda names: learned.extend(transitions(names) if learner(names) == "q" else ())  # noqa: E731
     train(file, tmp_path, "--resume", run, on_update=look)
     assert len(learned) == 60 * 16 and set(learned) <= happened.keys()
-    assert len(set(learned) & before) > 20 and len(set(learned) - before) > 20, "from before and from after the resume"
-    assert any(terminated for *_, terminated in learned) and any(happened[step] for step in learned), "both ends"
+    assert len(set(learned) & before) > 20 and len(set(learned) - before) > 20, (
+        "from before and from after the resume"
+    )
+    assert any(terminated for *_, terminated in learned) and any(
+        happened[step] for step in learned
+    ), "both ends"
 
 
 def test_ddpg_2_reset_rows_are_not_learned_from(file, tmp_path):
@@ -209,12 +277,25 @@ def test_ddpg_2_reset_rows_are_not_learned_from(file, tmp_path):
 
 def test_ddpg_3_random_actions_come_first(file, tmp_path):
     """Even, and independent of each other."""
-    flags = ("--env-id", "Probe/ContinuousTarget-v0", *SMALL, "--learning-starts", 10**9, "--buffer-size", 2000)
+    flags = (
+        "--env-id",
+        "Probe/ContinuousTarget-v0",
+        *SMALL,
+        "--learning-starts",
+        10**9,
+        "--buffer-size",
+        2000,
+    )
     names = train(file, tmp_path, *flags, "--num-envs", 4, "--total-timesteps", 4000)
     actions = columns(names, names["buffer"].rows)[1].numpy()
     even = np.linspace(-1, 1, len(actions))[:, None]
-    assert len(actions) == names["buffer"].count[0] == 2000 and np.abs(np.sort(actions, 0) - even).max() < 0.08
-    assert np.abs(np.corrcoef(np.concatenate([actions[:-1].T, actions[1:].T])) - np.eye(4)).max() < 0.1
+    assert (
+        len(actions) == names["buffer"].count[0] == 2000
+        and np.abs(np.sort(actions, 0) - even).max() < 0.08
+    )
+    assert (
+        np.abs(np.corrcoef(np.concatenate([actions[:-1].T, actions[1:].T])) - np.eye(4)).max() < 0.1
+    )
 
 
 def newest(names):
@@ -250,13 +331,19 @@ def test_ddpg_3_then_the_actors(file, tmp_path, num_envs):
 
 
 def test_ddpg_3_with_noise_that_is_clipped(file, tmp_path):
-    _, noise, _ = acted(file, tmp_path / "a", 3, "--exploration-noise", 0.25, "--total-timesteps", 360)
+    _, noise, _ = acted(
+        file, tmp_path / "a", 3, "--exploration-noise", 0.25, "--total-timesteps", 360
+    )
     noise = torch.stack(noise[1:]).flatten(1)  # a column for each environment
     torch.testing.assert_close(noise.mean(0), torch.zeros(3), atol=0.08, rtol=0)
     torch.testing.assert_close(noise.std(0), torch.full((3,), 0.25), atol=0.05, rtol=0)
     assert noise.T.corrcoef().fill_diagonal_(0).abs().max() < 0.3
-    assert ((noise.abs() < 0.25).float().mean() - 0.683).abs() < 0.08 and noise.abs().max() > 0.55, "as often as a Gaussian's"
-    _, _, actions = acted(file, tmp_path / "b", 3, "--exploration-noise", 4, "--total-timesteps", 90)
+    assert (
+        (noise.abs() < 0.25).float().mean() - 0.683
+    ).abs() < 0.08 and noise.abs().max() > 0.55, "as often as a Gaussian's"
+    _, _, actions = acted(
+        file, tmp_path / "b", 3, "--exploration-noise", 4, "--total-timesteps", 90
+    )
     actions = torch.stack(actions[1:])
     assert actions.abs().max() == 1 and (actions.abs() == 1).float().mean() > 0.6
 
@@ -267,7 +354,9 @@ def test_ddpg_3_with_noise_that_is_clipped(file, tmp_path):
 def next_values(names):
     """What a batch's next observations are worth, as the target networks have it."""
     next_obs = columns(names, names["batch"])[3]
-    next_actions = names["next_actions"] if "next_actions" in names else names["target_actor"](next_obs)
+    next_actions = (
+        names["next_actions"] if "next_actions" in names else names["target_actor"](next_obs)
+    )
     values = q_values(critic(names, "target_"), next_obs, next_actions).min(0).values
     if "temperature" in names:
         values -= names["temperature"]["log_alpha"].exp() * names["next_log_probs"][:, 0]
@@ -281,17 +370,35 @@ def test_ddpg_4_a_cut_is_bootstrapped_and_an_end_is_not(file, tmp_path, monkeypa
     def look(names):
         if learner(names) != "q":
             return
-        network, (obs, actions, rewards, _, _) = copy.deepcopy(critic(names)), columns(names, names["batch"])
+        network, (obs, actions, rewards, _, _) = (
+            copy.deepcopy(critic(names)),
+            columns(names, names["batch"]),
+        )
         values, loss = next_values(names).tolist(), 0
         for row, step in enumerate(transitions(names)):
             target = rewards[row].item() + (0 if step[-1] else 0.9 * values[row])
-            loss += sum((value - target) ** 2 for value in q_values(network, obs[row, None], actions[row, None])[:, 0]) / 16
+            loss += (
+                sum(
+                    (value - target) ** 2
+                    for value in q_values(network, obs[row, None], actions[row, None])[:, 0]
+                )
+                / 16
+            )
             ends.append((bool(step[-1]), happened[step]))
         expected = torch.autograd.grad(loss, list(network.parameters()))
         got, expected = flat_grad(critic(names)), torch.cat([g.flatten() for g in expected])
         torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-3)
 
-    flags = ("--env-id", probe(file, "RandomEnds"), *SMALL, *rates(file, 0.01), "--tau", 0.3, "--total-timesteps", 72)
+    flags = (
+        "--env-id",
+        probe(file, "RandomEnds"),
+        *SMALL,
+        *rates(file, 0.01),
+        "--tau",
+        0.3,
+        "--total-timesteps",
+        72,
+    )
     train(file, tmp_path, *flags, on_update=look)
     assert len(ends) == 15 * 16 and {(True, False), (False, True), (False, False)} <= set(ends)
 
@@ -303,14 +410,26 @@ def test_ddpg_5_the_actor_climbs_the_q_network(file, tmp_path):
     def look(names):
         seen.append((learner(names), vector(critic(names))))
         if seen[-1][0] == "actor":
-            actor, network, obs = *copy.deepcopy((names["actor"], critic(names))), columns(names, names["batch"])[0]
+            actor, network, obs = (
+                *copy.deepcopy((names["actor"], critic(names))),
+                columns(names, names["batch"])[0],
+            )
             value = sum(q_values(network, row[None], actor(row[None]))[0, 0] for row in obs) / 16
             expected = torch.autograd.grad(-value, list(actor.parameters()))
             got, expected = flat_grad(names["actor"]), torch.cat([g.flatten() for g in expected])
             torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-3)
             assert names["actor_loss"].item() == pytest.approx(-value.item(), rel=1e-4)
 
-    train(file, tmp_path, "--env-id", probe(file, "RandomEnds"), *SMALL, "--total-timesteps", 72, on_update=look)
+    train(
+        file,
+        tmp_path,
+        "--env-id",
+        probe(file, "RandomEnds"),
+        *SMALL,
+        "--total-timesteps",
+        72,
+        on_update=look,
+    )
     changes = {(a, torch.equal(before, after)) for (a, before), (_, after) in pairwise(seen)}
     assert changes == {("q", False), ("actor", True)}
 
@@ -321,9 +440,24 @@ COUNTS = [(1, 1, 3, 10), (3, 1, 2, 20), (1, 3, 2, 15), (4, 2, 3, 17)]
 def count_updates(file, folder, num_envs, utd, policy_frequency, learning_starts, turn):
     """The updates, as (step, whose), that were made and that were asked for; turn: what follows when it is the actor's."""
     seen = []
-    flags = (*SMALL, "--num-envs", num_envs, "--utd", utd, "--policy-frequency", policy_frequency, "--total-timesteps", 42)
+    flags = (
+        *SMALL,
+        "--num-envs",
+        num_envs,
+        "--utd",
+        utd,
+        "--policy-frequency",
+        policy_frequency,
+        "--total-timesteps",
+        42,
+    )
     flags = (*flags, "--learning-starts", learning_starts, "--env-id", probe(file, "ConstantValue"))
-    train(file, folder, *flags, on_update=lambda names: seen.append((names["global_step"], learner(names))))
+    train(
+        file,
+        folder,
+        *flags,
+        on_update=lambda names: seen.append((names["global_step"], learner(names))),
+    )
     expected, update = [], 0
     for step in range(1, 42 - 42 % num_envs + 1):
         now = step + -step % num_envs  # when the environments have all made their steps
@@ -336,9 +470,13 @@ def count_updates(file, folder, num_envs, utd, policy_frequency, learning_starts
 
 
 @pytest.mark.parametrize(("num_envs", "utd", "policy_frequency", "learning_starts"), COUNTS)
-def test_ddpg_5_updates_are_counted_in_environment_steps(file, tmp_path, num_envs, utd, policy_frequency, learning_starts):
+def test_ddpg_5_updates_are_counted_in_environment_steps(
+    file, tmp_path, num_envs, utd, policy_frequency, learning_starts
+):
     """So many for each, and one in policy_frequency is also the actor's."""
-    made, asked = count_updates(file, tmp_path, num_envs, utd, policy_frequency, learning_starts, ["actor"])
+    made, asked = count_updates(
+        file, tmp_path, num_envs, utd, policy_frequency, learning_starts, ["actor"]
+    )
     assert made == asked and len(made) > 20
 
 
@@ -367,8 +505,13 @@ def follow_targets(file, folder, every, *flags):
 @pytest.mark.parametrize("policy_frequency", [1, 3])
 def test_ddpg_6_the_targets_move_part_of_the_way(file, tmp_path, policy_frequency):
     """Together with the actor."""
-    moves, targets = follow_targets(file, tmp_path, policy_frequency, "--policy-frequency", policy_frequency)
-    assert moves == (23 if policy_frequency == 1 else 8) and targets == {"target_actor", "target_q_network"}
+    moves, targets = follow_targets(
+        file, tmp_path, policy_frequency, "--policy-frequency", policy_frequency
+    )
+    assert moves == (23 if policy_frequency == 1 else 8) and targets == {
+        "target_actor",
+        "target_q_network",
+    }
 
 
 LOSSES = {"ddpg": {"actor_loss", "qf1_loss", "qf1_values"}}
@@ -385,15 +528,29 @@ def test_metrics(file, tmp_path):
             with torch.no_grad():
                 values = q_values(critic(names), obs, actions)
                 errors = (values - names["targets"][:, 0]).square().mean(1)
-            seen.update({f"qf{i + 1}_loss": x for i, x in enumerate(errors.tolist())}, qf_loss=errors.mean().item())
+            seen.update(
+                {f"qf{i + 1}_loss": x for i, x in enumerate(errors.tolist())},
+                qf_loss=errors.mean().item(),
+            )
             seen.update({f"qf{i + 1}_values": x for i, x in enumerate(values.mean(1).tolist())})
         elif learner(names) == "actor":
             seen["actor_loss"] = names["actor_loss"].item()
-            seen["alpha"] = names["temperature"]["log_alpha"].exp().item() if "temperature" in names else None
+            seen["alpha"] = (
+                names["temperature"]["log_alpha"].exp().item() if "temperature" in names else None
+            )
         else:
             seen["alpha_loss"] = names["alpha_loss"].item()
 
-    flags = ("--env-id", probe(file, "RandomEnds"), *SMALL, *rates(file, 0.01), "--num-envs", 1, "--total-timesteps", 100)
+    flags = (
+        "--env-id",
+        probe(file, "RandomEnds"),
+        *SMALL,
+        *rates(file, 0.01),
+        "--num-envs",
+        1,
+        "--total-timesteps",
+        100,
+    )
     train(file, tmp_path, *flags, on_update=look)
     logged, losses = scalars(only_run(tmp_path)), LOSSES[file.stem.split("_")[0]]
     charts = {f"charts/{name}" for name in ("episodic_return", "episodic_length", "SPS")}
@@ -406,9 +563,27 @@ def test_metrics(file, tmp_path):
 
 
 def probe_flags(file):
-    flags = ("--total-timesteps", 330, "--learning-starts", 90, "--gamma", 0.5, "--batch-size", 32, "--tau", 0.1)
+    flags = (
+        "--total-timesteps",
+        330,
+        "--learning-starts",
+        90,
+        "--gamma",
+        0.5,
+        "--batch-size",
+        32,
+        "--tau",
+        0.1,
+    )
     flags = (*flags, "--buffer-size", 1000, *rates(file, 0.001))
-    return (*flags, *(("--no-autotune", "--alpha", 0.001) if "sac" in file.stem else ("--exploration-noise", 0.3)))
+    return (
+        *flags,
+        *(
+            ("--no-autotune", "--alpha", 0.001)
+            if "sac" in file.stem
+            else ("--exploration-noise", 0.3)
+        ),
+    )
 
 
 @pytest.mark.parametrize(
@@ -426,8 +601,12 @@ def test_values_of_probes(file, tmp_path, env_id, num_envs, values):
     names = train(file, tmp_path, "--env-id", env_id, *probe_flags(file), "--num-envs", num_envs)
     for obs, expected in values.items():
         with torch.no_grad():
-            learned = q_values(critic(names), torch.full((2, 1), float(obs)), torch.tensor([[-0.5], [0.5]]))
-        torch.testing.assert_close(learned, torch.tensor([expected] * len(learned)).float(), atol=0.1, rtol=0)
+            learned = q_values(
+                critic(names), torch.full((2, 1), float(obs)), torch.tensor([[-0.5], [0.5]])
+            )
+        torch.testing.assert_close(
+            learned, torch.tensor([expected] * len(learned)).float(), atol=0.1, rtol=0
+        )
 
 
 @pytest.mark.parametrize(
@@ -444,27 +623,59 @@ def test_actions_of_probes(file, tmp_path, env_id, least):
     assert np.mean(play(names, only_run(tmp_path))) >= least
 
 
-@pytest.mark.parametrize("env_id", ["HalfCheetah-v5", "Hopper-v4", "dm_control/cartpole-balance-v0"])
+@pytest.mark.parametrize(
+    "env_id", ["HalfCheetah-v5", "Hopper-v4", "dm_control/cartpole-balance-v0"]
+)
 def test_environments_of_all_kinds(file, tmp_path, env_id):
     """The last one shows dictionaries."""
     if env_id.startswith("dm_control") and not importlib.util.find_spec("dm_control"):
         pytest.skip("needs dm_control")
-    for name in [name for name in gym.registry if name.startswith("dm_control/")]:  # the file registers them itself
+    for name in [
+        name for name in gym.registry if name.startswith("dm_control/")
+    ]:  # the file registers them itself
         gym.registry.pop(name)
     sys.modules.pop("shimmy", None)
     names = train(file, tmp_path, "--env-id", env_id, *SMALL, "--total-timesteps", 66)
     obs_dim = {"HalfCheetah-v5": 17, "Hopper-v4": 11, "dm_control/cartpole-balance-v0": 5}[env_id]
-    assert names["batch"].shape[1] == 2 * obs_dim + len(names["action_space"].low) + 2 and names["batch"].isfinite().all()
+    assert (
+        names["batch"].shape[1] == 2 * obs_dim + len(names["action_space"].low) + 2
+        and names["batch"].isfinite().all()
+    )
 
 
-FAST_PENDULUM = ("--env-id", "Pendulum-v1", "--learning-starts", 500, "--batch-size", 64, "--gamma", 0.95, "--tau", 0.02)
+FAST_PENDULUM = (
+    "--env-id",
+    "Pendulum-v1",
+    "--learning-starts",
+    500,
+    "--batch-size",
+    64,
+    "--gamma",
+    0.95,
+    "--tau",
+    0.02,
+)
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))]
+)
 def test_learns_pendulum(file, tmp_path, seed):
     """Measured with seeds 1, 2 and 3: DDPG -139, -170 and -185, TD3 -140, -171 and -171, SAC -136, -169 and -162."""
-    train(file, tmp_path, *FAST_PENDULUM, *rates(file, 0.002), "--total-timesteps", 7000, "--seed", seed)
-    assert np.mean([value for _, value in scalars(only_run(tmp_path))["charts/episodic_return"]][-10:]) >= -250
+    train(
+        file,
+        tmp_path,
+        *FAST_PENDULUM,
+        *rates(file, 0.002),
+        "--total-timesteps",
+        7000,
+        "--seed",
+        seed,
+    )
+    assert (
+        np.mean([value for _, value in scalars(only_run(tmp_path))["charts/episodic_return"]][-10:])
+        >= -250
+    )
 
 
 # the same seed, the same run
@@ -472,8 +683,23 @@ def test_learns_pendulum(file, tmp_path, seed):
 
 def test_same_seed_same_bits(file, tmp_path):
     for name, seed in {"a": 1, "b": 1, "c": 2}.items():
-        train(file, tmp_path / name, "--env-id", probe(file, "RandomEnds"), *SMALL, "--total-timesteps", 102, "--seed", seed)
+        train(
+            file,
+            tmp_path / name,
+            "--env-id",
+            probe(file, "RandomEnds"),
+            *SMALL,
+            "--total-timesteps",
+            102,
+            "--seed",
+            seed,
+        )
     a, b, c = (only_run(tmp_path / name) for name in "abc")
-    assert same(read_checkpoint(a), read_checkpoint(b)) and not same(read_checkpoint(a)["actor"], read_checkpoint(c)["actor"])
-    a, b = ({name: values for name, values in scalars(run).items() if name != "charts/SPS"} for run in (a, b))
+    assert same(read_checkpoint(a), read_checkpoint(b)) and not same(
+        read_checkpoint(a)["actor"], read_checkpoint(c)["actor"]
+    )
+    a, b = (
+        {name: values for name, values in scalars(run).items() if name != "charts/SPS"}
+        for run in (a, b)
+    )
     assert a == b

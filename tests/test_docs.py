@@ -95,8 +95,12 @@ def commands():
                 found.setdefault(line.strip(), page.name)
     seen, params = set(), []
     for command in (command for command in found if command not in NOT_RUN_HERE):
-        algorithm = re.match(r"python (cleanrl/\w+.py)|", command)[1]  # after its first command, the others take minutes
-        is_slow = algorithm in seen or re.search(r"_jax(_scan)?\.py|cleanrl_utils\.tuner|^pytest", command)  # and so do these
+        algorithm = re.match(r"python (cleanrl/\w+.py)|", command)[
+            1
+        ]  # after its first command, the others take minutes
+        is_slow = algorithm in seen or re.search(
+            r"_jax(_scan)?\.py|cleanrl_utils\.tuner|^pytest", command
+        )  # and so do these
         params.append(pytest.param(command, marks=[pytest.mark.slow] if is_slow else ()))
         seen |= {algorithm} - {None}
     return params
@@ -113,27 +117,41 @@ def load(path):
 def checkout(tmp_path_factory):
     """A copy of the working tree, with this environment as its .venv and one run in runs/."""
     folder = tmp_path_factory.mktemp("docs") / "cleanrl"
-    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".git", ".venv", ".uv", "runs", "wandb", "gpu", ".*_cache"))
+    shutil.copytree(
+        ROOT,
+        folder,
+        ignore=shutil.ignore_patterns(".git", ".venv", ".uv", "runs", "wandb", "gpu", ".*_cache"),
+    )
     os.symlink(sys.prefix, folder / ".venv")
     train(folder / "cleanrl" / "ppo.py", folder, "--total-timesteps", 512)
-    shutil.copy(folder / "cleanrl" / "ppo.py", folder / "cleanrl" / "my_ppo.py")  # what CONTRIBUTING's cp makes
+    shutil.copy(
+        folder / "cleanrl" / "ppo.py", folder / "cleanrl" / "my_ppo.py"
+    )  # what CONTRIBUTING's cp makes
     return folder
 
 
 def environment():
-    path = [str(Path(sys.executable).parent), *([str(Path(UV).parent)] if UV else []), os.environ["PATH"]]
+    path = [
+        str(Path(sys.executable).parent),
+        *([str(Path(UV).parent)] if UV else []),
+        os.environ["PATH"],
+    ]
     return os.environ | {"PATH": os.pathsep.join(path), "WANDB_MODE": "offline", "PYTHONPATH": ""}
 
 
 @pytest.mark.parametrize("command", commands())
 def test_command_runs(checkout, command, monkeypatch):
-    (run,) = [path for path in (checkout / "runs").iterdir() if "CartPole-v1__ppo__1" in path.name][:1]
+    (run,) = [path for path in (checkout / "runs").iterdir() if "CartPole-v1__ppo__1" in path.name][
+        :1
+    ]
     words = command.replace("<run>", run.name)
     algorithm = re.match(r"python (?:-i )?cleanrl/(\w+).py", words)
     if words.startswith("tensorboard"):
         return check_tensorboard(checkout, words)
     if words == "make train":
-        if not UV or sys.prefix == sys.base_prefix:  # a Python that is not an environment's is not make's to change
+        if (
+            not UV or sys.prefix == sys.base_prefix
+        ):  # a Python that is not an environment's is not make's to change
             pytest.skip("needs uv and an environment")
         words += ' FLAGS="--total-timesteps 1024"'
     elif "cleanrl_utils.tuner" in words:
@@ -141,13 +159,21 @@ def test_command_runs(checkout, command, monkeypatch):
     elif algorithm and not re.search(r"--help|--resume", words):
         num_envs = int((re.search(r"--num-envs (\d+)", words) or [0, 8])[1])
         large = f" --num-steps 4 --update-epochs 1 --total-timesteps {4 * num_envs}"
-        large = " --learning-starts 16 --total-timesteps 32" if re.match("dqn|c51|rainbow|sac", algorithm[1]) else large
+        large = (
+            " --learning-starts 16 --total-timesteps 32"
+            if re.match("dqn|c51|rainbow|sac", algorithm[1])
+            else large
+        )
         off_policy = " --learning-starts 100 --total-timesteps 200"  # enough to learn a little
         heavy = " --learning-starts 16 --total-timesteps 32 --batch-size 16"
         small = off_policy if re.match("ddpg|td3|sac", algorithm[1]) else " --total-timesteps 2048"
         small = heavy if re.match("tqc|droq|crossq", algorithm[1]) else small
         few = " --num-envs 8 --num-steps 8 --num-minibatches 2 --total-timesteps 64"  # of thousands
-        small = few if algorithm[1] in ("ppo_continuous_action_jax", "ppo_continuous_action_isaacgym") else small
+        small = (
+            few
+            if algorithm[1] in ("ppo_continuous_action_jax", "ppo_continuous_action_isaacgym")
+            else small
+        )
         words += large if re.search("_(jaxt|at)ari", algorithm[1]) else small
         if "_pettingzoo" in algorithm[1]:
             words += " --num-envs 4 --num-steps 8 --num-minibatches 2 --elo-games 4 --elo-steps 4"
@@ -157,27 +183,48 @@ def test_command_runs(checkout, command, monkeypatch):
         if "_rnd" in algorithm[1]:
             words += f" --num-envs 4{large} --num-iterations-obs-norm-init 1"
     if algorithm and "_jaxtari" in algorithm[1]:
-        monkeypatch.setenv("XDG_DATA_HOME", load(ROOT / "tests" / "test_ppo_jaxtari_jax.py").pictures())
+        monkeypatch.setenv(
+            "XDG_DATA_HOME", load(ROOT / "tests" / "test_ppo_jaxtari_jax.py").pictures()
+        )
     words = words.replace("results/export.py ppo runs", "results/export.py ppo published")
-    if "published" in words:  # results are exported from finished runs of all environments; here, one
+    if (
+        "published" in words
+    ):  # results are exported from finished runs of all environments; here, one
         shutil.copytree(run, checkout / "published" / run.name, dirs_exist_ok=True)
-    if algorithm and not re.search(r"-i |--help|--track|[&|;<>$]", words):  # here, where the imports are done already
+    if algorithm and not re.search(
+        r"-i |--help|--track|[&|;<>$]", words
+    ):  # here, where the imports are done already
         before = set((checkout / "runs").iterdir())
         train(checkout / "cleanrl" / f"{algorithm[1]}.py", checkout, *shlex.split(words)[2:])
         assert "--resume" in words or set((checkout / "runs").iterdir()) > before
         return
-    done = subprocess.run(["bash", "-c", words], cwd=checkout, env=environment(), capture_output=True, text=True, input="")
+    done = subprocess.run(
+        ["bash", "-c", words],
+        cwd=checkout,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        input="",
+    )
     assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
 
 
 def check_tensorboard(checkout, words):
     server = subprocess.Popen(
-        [*words.split(), "--port", "0"], cwd=checkout, env=environment(), stderr=subprocess.PIPE, text=True
+        [*words.split(), "--port", "0"],
+        cwd=checkout,
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
         url = next(found[0] for line in server.stderr if (found := re.findall(r"http://\S+", line)))
         for _ in range(60):
-            tags = urllib.request.urlopen(f"{url.rstrip('/')}/data/plugin/scalars/tags").read().decode()
+            tags = (
+                urllib.request.urlopen(f"{url.rstrip('/')}/data/plugin/scalars/tags")
+                .read()
+                .decode()
+            )
             if "charts/episodic_return" in tags:
                 break
             time.sleep(0.5)
@@ -196,8 +243,13 @@ def test_no_promise_is_stale():
 def test_plain_pip(tmp_path):
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     python = tmp_path / "venv" / ("Scripts" if os.name == "nt" else "bin") / "python"
-    subprocess.run([python, "-m", "pip", "install", "-q", "-r", ROOT / "requirements" / "requirements.txt"], check=True)
-    subprocess.run([python, ROOT / "cleanrl" / "ppo.py", "--total-timesteps", "1024"], cwd=tmp_path, check=True)
+    subprocess.run(
+        [python, "-m", "pip", "install", "-q", "-r", ROOT / "requirements" / "requirements.txt"],
+        check=True,
+    )
+    subprocess.run(
+        [python, ROOT / "cleanrl" / "ppo.py", "--total-timesteps", "1024"], cwd=tmp_path, check=True
+    )
     assert list(tmp_path.glob("runs/*/checkpoint.pt"))
 
 
@@ -206,7 +258,9 @@ def test_lines_tests_and_files_exist(page):
     text = page.read_text()
     lines = load(ROOT / "docs" / "lines.py")
     assert lines.renumber(text) == text, "run: python docs/lines.py"
-    assert len(lines.LINK.findall(text)) == text.count("[line "), "a link to a line that docs/lines.py does not see"
+    assert len(lines.LINK.findall(text)) == text.count("[line "), (
+        "a link to a line that docs/lines.py does not see"
+    )
     for target in re.findall(r"\]\((?!https?://)([^)#\s]+)", text):
         assert (page.parent / target).exists(), target
     for test, path in re.findall(r"\[`(test_\w+)`\]\(([^)\s]+)\)", text):
@@ -227,7 +281,11 @@ DETAILS = {  # of each family: the file that shows them, how many there are, and
     "rainbow": ("rainbow_atari", 7, "rainbow.md"),
     "ddpg": ("ddpg_continuous_action", 6, "ddpg.md"),
     "td3": ("td3_continuous_action", 3, "td3.md"),
-    "sac": ("sac_(?:continuous_action|atari)", 6, "sac.md"),  # the sixth is shown by the second of them
+    "sac": (
+        "sac_(?:continuous_action|atari)",
+        6,
+        "sac.md",
+    ),  # the sixth is shown by the second of them
     "tqc": ("tqc_continuous_action_jax", 3, "tqc.md"),
     "droq": ("droq_continuous_action_jax", 4, "droq.md"),
     "crossq": ("crossq_continuous_action_jax", 3, "crossq.md"),
@@ -239,7 +297,11 @@ DETAILS = {  # of each family: the file that shows them, how many there are, and
     "isaac": ("ppo_continuous_action_isaacgym", 6, "ppo-isaacgym.md"),
     "procgen": ("ppo_procgen", 3, "ppg.md"),
     "ppg": ("ppg_procgen", 9, "ppg.md"),
-    "xla": ("ppo_atari_envpool_xla_jax(?:_scan)?", 7, "ppo-envpool-xla.md"),  # the last is shown by the second of them
+    "xla": (
+        "ppo_atari_envpool_xla_jax(?:_scan)?",
+        7,
+        "ppo-envpool-xla.md",
+    ),  # the last is shown by the second of them
 }
 
 
@@ -247,13 +309,19 @@ DETAILS = {  # of each family: the file that shows them, how many there are, and
 def test_every_marked_detail_is_explained_and_tested(family):
     file, count, page = DETAILS[family]
     text = (ROOT / "docs" / "rl-algorithms" / page).read_text()
-    explained = re.findall(rf'cleanrl/{file}.py#L\d+ "({family} \d+)"\), \[`test_({family}_\d+)_', text)
+    explained = re.findall(
+        rf'cleanrl/{file}.py#L\d+ "({family} \d+)"\), \[`test_({family}_\d+)_', text
+    )
     assert explained == [(f"{family} {n}", f"{family}_{n}") for n in range(1, count + 1)]
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "cleanrl").glob("*.py")), ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / "cleanrl").glob("*.py")), ids=lambda file: file.stem
+)
 def test_no_mark_without_a_detail(file):
-    for family, numbers in re.findall(r"\[([a-z][a-z0-9]*) (\d+(?:, \d+)*)\]", file.read_text().split("class Args")[1]):
+    for family, numbers in re.findall(
+        r"\[([a-z][a-z0-9]*) (\d+(?:, \d+)*)\]", file.read_text().split("class Args")[1]
+    ):
         assert family in DETAILS and max(map(int, numbers.split(", "))) <= DETAILS[family][1]
 
 

@@ -17,9 +17,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.harness import FILES, only_run, probe, read_checkpoint, same, scalars
-from tests.test_dqn import FUZZ, SHAPES, SMALL, Witness, drawn_evenly, few_atoms, made_up_steps, replay_of, watch
+from tests.test_dqn import (
+    FUZZ,
+    SHAPES,
+    SMALL,
+    Witness,
+    drawn_evenly,
+    few_atoms,
+    made_up_steps,
+    replay_of,
+    watch,
+)
 from tests.test_dqn_atari import PROBE_FLAGS, fill, small_frames
-from tests.test_dqn_jax import edit, leaves, play, stopped, tensors, train, updates_of, without_speed, write
+from tests.test_dqn_jax import (
+    edit,
+    leaves,
+    play,
+    stopped,
+    tensors,
+    train,
+    updates_of,
+    without_speed,
+    write,
+)
 from tests.test_ppo_atari import images_of
 
 
@@ -34,7 +54,9 @@ def outputs(names, params, stacks):
     for name, stride in (("Conv_0", 4), ("Conv_1", 2), ("Conv_2", 1)):
         kernel = params[name]["kernel"].permute(3, 2, 0, 1)
         x = torch.nn.functional.conv2d(x, kernel, params[name]["bias"], stride).relu()
-    x = (x.permute(0, 2, 3, 1).flatten(1) @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"]).relu()
+    x = (
+        x.permute(0, 2, 3, 1).flatten(1) @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"]
+    ).relu()
     x = x @ params["Dense_1"]["kernel"] + params["Dense_1"]["bias"]
     return x.reshape(len(x), -1, args.n_atoms).log_softmax(-1) if hasattr(args, "n_atoms") else x
 
@@ -42,7 +64,11 @@ def outputs(names, params, stacks):
 def q_values(names, params, stacks):
     """What the network thinks of each action; of the distributions that C51 learns, their means."""
     args, values = names["args"], outputs(names, tensors(params), stacks).detach().numpy()
-    return np.exp(values) @ np.linspace(args.v_min, args.v_max, args.n_atoms) if hasattr(args, "n_atoms") else values
+    return (
+        np.exp(values) @ np.linspace(args.v_min, args.v_max, args.n_atoms)
+        if hasattr(args, "n_atoms")
+        else values
+    )
 
 
 # the ring of frames
@@ -62,7 +88,9 @@ def test_frames_2_stacks_are_rebuilt(file, tmp_path):
     @given(**SHAPES | {"rows": st.integers(8, 14)}, seed=st.integers(0, 2**32))
     def check(num_envs, rows, more, turns, seed):
         rng = random.Random(seed)
-        steps, happened = made_up_steps(rng, num_envs, max(2, int(turns * rows)), *small_frames(rng))
+        steps, happened = made_up_steps(
+            rng, num_envs, max(2, int(turns * rows)), *small_frames(rng)
+        )
         size = num_envs * rows + more % num_envs
         replay = replay_of(names, size, num_envs, (4, 2, 2))
         fill(replay, steps)
@@ -85,7 +113,10 @@ def test_dqn_2_every_transition_is_as_likely(file, tmp_path):
     steps, happened = made_up_steps(rng, num_envs, 80, *small_frames(rng))
     replay = replay_of(runpy.run_path(str(file)), num_envs * rows, num_envs, (4, 2, 2))
     fill(replay, steps)
-    rng, expected = np.random.default_rng(1), [n for n in range(53 * num_envs, 79 * num_envs) if n in happened]
+    rng, expected = (
+        np.random.default_rng(1),
+        [n for n in range(53 * num_envs, 79 * num_envs) if n in happened],
+    )
     assert drawn_evenly([torch.tensor(replay.sample(128, rng)[2]) for _ in range(500)], expected)
 
 
@@ -100,7 +131,9 @@ def before_updates(monkeypatch, look):
         compiled = real(function, **flags)
 
         def learn(agent, *batch):
-            look(sys._getframe(1).f_globals, jax.tree.map(np.array, agent), [x.copy() for x in batch])
+            look(
+                sys._getframe(1).f_globals, jax.tree.map(np.array, agent), [x.copy() for x in batch]
+            )
             return compiled(agent, *batch)
 
         return learn if function.__name__ == "learn" else compiled
@@ -111,7 +144,10 @@ def before_updates(monkeypatch, look):
 def reference_loss(names, params, target_params, batch):
     """The textbook's loss, row by row."""
     (stacks, actions, rewards, terminated), errors = batch, []
-    values, next_values = outputs(names, params, stacks[:, :4]), outputs(names, target_params, stacks[:, 1:]).tolist()
+    values, next_values = (
+        outputs(names, params, stacks[:, :4]),
+        outputs(names, target_params, stacks[:, 1:]).tolist(),
+    )
     for row, action in enumerate(actions):
         target = float(rewards[row]) + (0 if terminated[row] else 0.9 * max(next_values[row]))
         errors.append((values[row, action] - target) ** 2)
@@ -131,9 +167,17 @@ def follow_updates(file, folder, monkeypatch, reference_loss, eps, tau, *flags):
             witness = witness.env
         assert names["epsilon"] == pytest.approx(max(0, 1 - (step - 3) / 150))
         if names["epsilon"] == 0:
-            np.testing.assert_array_equal(witness.actions, q_values(names, agent["params"], witness.obs_before).argmax(1))
+            np.testing.assert_array_equal(
+                witness.actions, q_values(names, agent["params"], witness.obs_before).argmax(1)
+            )
         for stacks, action, reward, terminated in zip(*batch, strict=True):
-            transition = (stacks[:4].tobytes(), int(action), float(reward), stacks[1:].tobytes(), bool(terminated))
+            transition = (
+                stacks[:4].tobytes(),
+                int(action),
+                float(reward),
+                stacks[1:].tobytes(),
+                bool(terminated),
+            )
             assert transition in happened
             ends.add((transition[-1], happened[transition]))
 
@@ -142,13 +186,16 @@ def follow_updates(file, folder, monkeypatch, reference_loss, eps, tau, *flags):
             for then in range(steps[-1], step, 3):  # after the updates of these steps
                 if then // 30 > (then - 3) // 30:
                     expected = [
-                        tau * new + (1 - tau) * old for new, old in zip(leaves(agent["params"]), expected, strict=True)
+                        tau * new + (1 - tau) * old
+                        for new, old in zip(leaves(agent["params"]), expected, strict=True)
                     ]
                     moves.append(then)
             for got, wanted in zip(leaves(agent["target_params"]), expected, strict=True):
                 np.testing.assert_allclose(got, wanted, rtol=0, atol=0 if tau == 1 else 1e-6)
         if "means" in before:
-            for got, wanted in zip(leaves(optax.tree.get(agent["opt_state"], "mu")), before.pop("means"), strict=True):
+            for got, wanted in zip(
+                leaves(optax.tree.get(agent["opt_state"], "mu")), before.pop("means"), strict=True
+            ):
                 np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=2e-6)
         if "params" in before:
             for got, wanted in zip(leaves(agent["params"]), before.pop("params"), strict=True):
@@ -161,19 +208,34 @@ def follow_updates(file, folder, monkeypatch, reference_loss, eps, tau, *flags):
             loss = reference_loss(names, params, target_params, batch)
             grads = [grad.numpy() for grad in torch.autograd.grad(loss, jax.tree.leaves(params))]
             means = leaves(optax.tree.get(agent["opt_state"], "mu"))
-            before["means"] = [0.9 * mean + 0.1 * grad for mean, grad in zip(means, grads, strict=True)]
+            before["means"] = [
+                0.9 * mean + 0.1 * grad for mean, grad in zip(means, grads, strict=True)
+            ]
             if len(steps) == 1:  # Adam's first step
                 pairs = zip(leaves(agent["params"]), grads, strict=True)
-                before["params"] = [old - 0.001 * grad / (np.abs(grad) + eps) for old, grad in pairs]
+                before["params"] = [
+                    old - 0.001 * grad / (np.abs(grad) + eps) for old, grad in pairs
+                ]
 
     before_updates(monkeypatch, look)
-    flags = (*SMALL, "--total-timesteps", 240, "--exploration-fraction", 150 / 240, "--end-e", 0, *flags)
+    flags = (
+        *SMALL,
+        "--total-timesteps",
+        240,
+        "--exploration-fraction",
+        150 / 240,
+        "--end-e",
+        0,
+        *flags,
+    )
     names = train(file, folder, "--env-id", probe(file, "RandomEnds"), *flags)
     assert moves == [60, 90, 120, 150, 180, 210]
     assert ends == {(True, False), (False, True), (False, False)}
     assert set(names["buffer"].columns["rewards"].tolist()) == {-1, 0, 1}, "0 where they only reset"
     returns = [value for _, value in scalars(only_run(folder))["charts/episodic_return"]]
-    assert len(returns) > 20 and all(value != round(value) for value in returns), "what is reported is not clipped"
+    assert len(returns) > 20 and all(value != round(value) for value in returns), (
+        "what is reported is not clipped"
+    )
     return steps
 
 
@@ -185,7 +247,10 @@ def test_dqn_2_to_dqn_6_every_update_is_by_the_book(file, tmp_path, monkeypatch)
 
 def test_atari_8_the_nature_cnn(file, tmp_path):
     """And [atari 9]: layer by layer, from bytes that are scaled to 0 and 1."""
-    names, stacks = runpy.run_path(str(file)), np.random.default_rng(1).integers(256, size=(5, 4, 84, 84), dtype=np.uint8)
+    names, stacks = (
+        runpy.run_path(str(file)),
+        np.random.default_rng(1).integers(256, size=(5, 4, 84, 84), dtype=np.uint8),
+    )
     args = names["Args"]()
     network = names["QNetwork"](6, *([args.n_atoms] if "c51" in file.stem else []))
     params, last = network.init(jax.random.key(1), stacks), 6 * 51 if "c51" in file.stem else 6
@@ -228,8 +293,27 @@ def test_actions_of_probes(file, tmp_path):
 
 def test_resume_restarts_episodes_only(file, tmp_path):
     """Bit for bit where all episodes are alike. Without the buffer, learning waits for learning_starts further steps."""
-    flags = ("--env-id", probe(file, "ConstantValue"), "--num-envs", 2, "--train-frequency", 4, "--learning-starts", 16)
-    flags = (*flags, "--batch-size", 8, "--buffer-size", 36, "--total-timesteps", 48, "--checkpoint-interval", 24)
+    flags = (
+        "--env-id",
+        probe(file, "ConstantValue"),
+        "--num-envs",
+        2,
+        "--train-frequency",
+        4,
+        "--learning-starts",
+        16,
+    )
+    flags = (
+        *flags,
+        "--batch-size",
+        8,
+        "--buffer-size",
+        36,
+        "--total-timesteps",
+        48,
+        "--checkpoint-interval",
+        24,
+    )
     flags = (*flags, "--target-network-frequency", 20, "--checkpoint-buffer")
     whole, part = stopped(file, tmp_path, 24, *flags)
     forgetful, checkpoint = shutil.copytree(part, tmp_path / "forgetful"), read_checkpoint(part)
@@ -239,13 +323,23 @@ def test_resume_restarts_episodes_only(file, tmp_path):
     assert updates_of(read_checkpoint(part)["agent"]) == 9
 
     edit(forgetful, checkpoint_buffer=False)
-    write(forgetful, {name: value for name, value in checkpoint.items() if name not in ("buffer", "added")})
+    write(
+        forgetful,
+        {name: value for name, value in checkpoint.items() if name not in ("buffer", "added")},
+    )
     names = train(file, tmp_path, "--resume", forgetful)
-    assert (names["global_step"], names["buffer"].count[0], updates_of(names["agent"])) == (48, 24, 3 + 3)
+    assert (names["global_step"], names["buffer"].count[0], updates_of(names["agent"])) == (
+        48,
+        24,
+        3 + 3,
+    )
     assert read_checkpoint(forgetful).keys() == {"agent", "global_step"}
 
     buffer = checkpoint["buffer"]
-    for damage in ({"added": np.array([26])}, {"buffer": buffer | {"frames": buffer["frames"][1:]}}):
+    for damage in (
+        {"added": np.array([26])},
+        {"buffer": buffer | {"frames": buffer["frames"][1:]}},
+    ):
         write(part, checkpoint | damage)
         with pytest.raises(SystemExit, match="cannot resume"):
             train(file, tmp_path, "--resume", part)
@@ -253,11 +347,20 @@ def test_resume_restarts_episodes_only(file, tmp_path):
 
 def test_same_seed_same_bits(file, tmp_path):
     """Before learning starts: that learning repeats itself too, a resume shows."""
-    flags = ("--env-id", probe(file, "RandomEnds"), *SMALL, "--total-timesteps", 57, "--checkpoint-buffer")
+    flags = (
+        "--env-id",
+        probe(file, "RandomEnds"),
+        *SMALL,
+        "--total-timesteps",
+        57,
+        "--checkpoint-buffer",
+    )
     for name, seed in {"a": 1, "b": 1, "c": 2}.items():
         train(file, tmp_path / name, *flags, "--seed", seed)
     a, b, c = (only_run(tmp_path / name) for name in "abc")
     assert same(read_checkpoint(a), read_checkpoint(b)) and without_speed(a) == without_speed(b)
     a, c = read_checkpoint(a), read_checkpoint(c)
-    assert not any(same(a["buffer"][name], c["buffer"][name]) for name in ("frames", "actions", "rewards"))
+    assert not any(
+        same(a["buffer"][name], c["buffer"][name]) for name in ("frames", "actions", "rewards")
+    )
     assert not same(a["agent"]["params"], c["agent"]["params"])

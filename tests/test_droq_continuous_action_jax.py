@@ -29,7 +29,14 @@ from tests.test_ddpg_continuous_action_jax import (  # noqa: F401  the imported 
     test_same_seed_same_bits,
     updates_of,
 )
-from tests.test_sac_continuous_action_jax import check_step, dense, doubles, entropy_losses, policy, squash
+from tests.test_sac_continuous_action_jax import (
+    check_step,
+    dense,
+    doubles,
+    entropy_losses,
+    policy,
+    squash,
+)
 
 
 @pytest.fixture
@@ -57,7 +64,10 @@ def test_droq_1_a_number_is_left_out_with_the_given_chance(file, tmp_path):
         return np.asarray(jax.vmap(value)(picks)[..., 0] > 0)
 
     second = is_kept(params)
-    params["Dense_1"] = {"kernel": np.stack([np.eye(256, dtype=np.float32)] * 2), "bias": params["Dense_0"]["bias"] * 0}
+    params["Dense_1"] = {
+        "kernel": np.stack([np.eye(256, dtype=np.float32)] * 2),
+        "bias": params["Dense_0"]["bias"] * 0,
+    }
     both = is_kept(params)
     assert second.shape == (256, 2, 8) and second.mean() == pytest.approx(0.8, abs=0.03)
     assert both.mean() == pytest.approx(0.8 * 0.8, abs=0.03) and not (both & ~second).any()
@@ -69,19 +79,30 @@ def test_droq_1_targets_and_values_have_numbers_left_out(file, tmp_path):
     """Each with a key of its own; the actor sees such values too."""
     names, (key, next_key) = begin(file, "--dropout", 0.2), jax.random.split(jax.random.key(1))
     agent, (obs, actions, rewards, next_obs, terminated) = shaken(names), made_up(names)
-    q_values = lambda params, key, *pair: names["q_networks"].apply(params, *pair, rngs={"dropout": key})  # noqa: E731
+    q_values = lambda params, key, *pair: names["q_networks"].apply(
+        params, *pair, rngs={"dropout": key}
+    )  # noqa: E731
     alpha = jnp.exp(agent["actor"]["params"]["log_alpha"])
-    next_actions, next_log_probs = names["sample"](*names["actor"].apply(agent["actor"], next_obs), next_key)
-    next_values = q_values(agent["target_q_networks"], next_key, next_obs, next_actions).min(0) - alpha * next_log_probs
+    next_actions, next_log_probs = names["sample"](
+        *names["actor"].apply(agent["actor"], next_obs), next_key
+    )
+    next_values = (
+        q_values(agent["target_q_networks"], next_key, next_obs, next_actions).min(0)
+        - alpha * next_log_probs
+    )
     values = q_values(agent["q_networks"], key, obs, actions)
     loss = np.square(values - (rewards + 0.9 * next_values * (1 - terminated))).mean()
-    _, losses = eager(names["learn_q"], agent, (obs, actions, rewards, next_obs, terminated), key, next_key)
+    _, losses = eager(
+        names["learn_q"], agent, (obs, actions, rewards, next_obs, terminated), key, next_key
+    )
     assert losses["qf_loss"] == pytest.approx(float(loss), rel=1e-4)
     drawn, log_probs = names["sample"](*names["actor"].apply(agent["actor"], obs), key)
     loss = (alpha * log_probs - q_values(agent["q_networks"], key, obs, drawn).mean(0)).mean()
     _, losses = eager(names["learn_actor"], agent, obs, key)
     assert losses["actor_loss"] == pytest.approx(float(loss), rel=1e-4)
-    assert np.abs(values - q_values(agent["q_networks"], next_key, obs, actions)).max() > 0.01, "keys make a difference"
+    assert np.abs(values - q_values(agent["q_networks"], next_key, obs, actions)).max() > 0.01, (
+        "keys make a difference"
+    )
 
 
 def plain_values(params, obs, actions):
@@ -99,10 +120,19 @@ def test_droq_2_layers_are_normalized(file, tmp_path):
     names, (key, next_key) = begin(file, "--dropout", 0), jax.random.split(jax.random.key(1))
     agent, batch = shaken(names), made_up(names)
     after, losses = eager(names["learn_q"], agent, batch, key, next_key)
-    obs, actions, rewards, next_obs, terminated = (torch.tensor(np.asarray(x, float)) for x in batch)
-    params, alpha = doubles(agent["q_networks"]), np.exp(float(agent["actor"]["params"]["log_alpha"]))
-    next_actions, next_log_probs = squash(*policy(doubles(agent["actor"])["params"], next_obs), next_key)
-    next_values = plain_values(doubles(agent["target_q_networks"]), next_obs, next_actions).min(0).values
+    obs, actions, rewards, next_obs, terminated = (
+        torch.tensor(np.asarray(x, float)) for x in batch
+    )
+    params, alpha = (
+        doubles(agent["q_networks"]),
+        np.exp(float(agent["actor"]["params"]["log_alpha"])),
+    )
+    next_actions, next_log_probs = squash(
+        *policy(doubles(agent["actor"])["params"], next_obs), next_key
+    )
+    next_values = (
+        plain_values(doubles(agent["target_q_networks"]), next_obs, next_actions).min(0).values
+    )
     targets = (rewards + 0.9 * (next_values - alpha * next_log_probs) * (1 - terminated)).detach()
     values = plain_values(params, obs, actions)
     loss = sum((values[i] - targets).square().mean() for i in range(2))
@@ -119,7 +149,9 @@ def test_droq_3_the_actor_climbs_the_mean(file, tmp_path):
     params, obs = doubles(agent["actor"]), torch.tensor(np.asarray(obs, float))
     actions, log_probs = squash(*policy(params["params"], obs), key)
     values = plain_values(doubles(agent["q_networks"]), obs, actions)
-    actor_loss, alpha_loss = entropy_losses(params["params"]["log_alpha"], log_probs, values.mean(0))
+    actor_loss, alpha_loss = entropy_losses(
+        params["params"]["log_alpha"], log_probs, values.mean(0)
+    )
     assert losses["actor_loss"] == pytest.approx(actor_loss.item(), rel=1e-4)
     assert losses["alpha_loss"] == pytest.approx(alpha_loss.item(), rel=1e-4)
     check_step(agent, after, "actor", params, actor_loss + alpha_loss, 3e-4)
@@ -141,7 +173,9 @@ def test_droq_4_many_updates_and_one_of_the_actor(file, tmp_path, num_envs):
 def test_values_of_probes(file, tmp_path):
     """Of the actions -0.5 and 0.5; and load_policy takes the right ones in fresh environments, as every evaluation does."""
     flags = ("--utd", 1, *rates(file, 0.003))
-    learned, returns = learn_probe(file, tmp_path, "Probe/ContinuousTargetFromObs-v0", 3, [-1, 1], *flags)
+    learned, returns = learn_probe(
+        file, tmp_path, "Probe/ContinuousTargetFromObs-v0", 3, [-1, 1], *flags
+    )
     np.testing.assert_allclose(learned, [[0, -1, -1, 0]] * 2, atol=0.25)
     assert np.mean(returns) > -0.1
 
@@ -150,5 +184,15 @@ def test_values_of_probes(file, tmp_path):
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_learns_pendulum(file, tmp_path, seed):
     """-170 with seed 1."""
-    flags = ("--utd", 5, "--learning-starts", 300, *rates(file, 0.001), "--total-timesteps", 4000, "--seed", seed)
+    flags = (
+        "--utd",
+        5,
+        "--learning-starts",
+        300,
+        *rates(file, 0.001),
+        "--total-timesteps",
+        4000,
+        "--seed",
+        seed,
+    )
     assert learn_pendulum(file, tmp_path, *flags) >= -250

@@ -42,31 +42,49 @@ def watch(monkeypatch, *words):
 def test_enjoy_plays_what_was_trained(run, monkeypatch, capsys):
     watch(monkeypatch, run, "--episodes", 50)
     evaluation = json.loads((run / "eval.json").read_text())
-    assert len(evaluation["returns"]) == 50 and evaluation["mean"] > 0.9 and set(evaluation["lengths"]) == {1}
+    assert (
+        len(evaluation["returns"]) == 50
+        and evaluation["mean"] > 0.9
+        and set(evaluation["lengths"]) == {1}
+    )
     assert evaluation["mean"] == pytest.approx(np.mean(evaluation["returns"]))
     assert evaluation["std"] == pytest.approx(np.std(evaluation["returns"]))
     assert evaluation["global_step"] == 5120 and evaluation["env_id"] == "Probe/ActionMatters-v0"
     printed = capsys.readouterr().out.splitlines()
     assert sum(line.startswith("episode ") for line in printed) == 50
-    assert printed[-1] == f"mean return over 50 episodes: {evaluation['mean']:.2f} ± {evaluation['std']:.2f}"
+    assert (
+        printed[-1]
+        == f"mean return over 50 episodes: {evaluation['mean']:.2f} ± {evaluation['std']:.2f}"
+    )
     logged = scalars(run)
     assert logged["eval/episodic_return"] == list(enumerate(evaluation["returns"]))
     assert len(logged["losses/value_loss"]) == 40, "the training's curves stay"
 
 
-COMPILED = [stem for stem in FILES if "_jax" in stem and stem not in ("ppo_jax", "c51_jax")]  # they take long
+COMPILED = [
+    stem for stem in FILES if "_jax" in stem and stem not in ("ppo_jax", "c51_jax")
+]  # they take long
 
 
-PLAYED = [x for x in FILES if x != "ppo_jaxtari_jax"]  # whose tests have games and an evaluation of their own
+PLAYED = [
+    x for x in FILES if x != "ppo_jaxtari_jax"
+]  # whose tests have games and an evaluation of their own
 
 
-@pytest.mark.parametrize("file", [pytest.param(FILES[x], id=x, marks=[pytest.mark.slow] * (x in COMPILED)) for x in PLAYED])
+@pytest.mark.parametrize(
+    "file",
+    [pytest.param(FILES[x], id=x, marks=[pytest.mark.slow] * (x in COMPILED)) for x in PLAYED],
+)
 def test_enjoy_works_on_every_file(file, tmp_path, monkeypatch):
     """PPO's policy, and SAC's if actions are discrete, sample from two actions; the others take the better one, and the
     other one when they are swapped."""
     samples = not has_replay(file) or file.stem == "sac_atari"
-    flags = small(file, "--total-timesteps", iteration(file), "--env-id", probe(file, "ActionMatters"))
-    idle = ("--learning-starts", 1000) if "_action_jax" in file.stem and not samples else ()  # compiles nothing
+    flags = small(
+        file, "--total-timesteps", iteration(file), "--env-id", probe(file, "ActionMatters")
+    )
+    idle = (
+        ("--learning-starts", 1000) if "_action_jax" in file.stem and not samples else ()
+    )  # compiles nothing
     train(file, tmp_path, *flags, *idle)
     returns, run = [], only_run(tmp_path)
     for _ in range(1 if samples else 2):
@@ -79,7 +97,8 @@ def test_enjoy_works_on_every_file(file, tmp_path, monkeypatch):
             save_weights(enjoy.learned(checkpoint), tmp_path / "model.safetensors")
             travelled = enjoy.load_checkpoint(tmp_path / "model.safetensors")
             assert not re.search(
-                "optim|opt_state|target|buffer|rng|key|world", " ".join(name for name, _ in flatten(travelled))
+                "optim|opt_state|target|buffer|rng|key|world",
+                " ".join(name for name, _ in flatten(travelled)),
             )
             assert enjoy.evaluate(run, travelled, 20)["returns"] == evaluation["returns"]
         if samples:
@@ -90,12 +109,18 @@ def test_enjoy_works_on_every_file(file, tmp_path, monkeypatch):
             continue
         if "_jax" in file.stem:  # the last layer, a half of which is for each action
             layers = checkpoint["agent"]["params"]["params"]
-            layers[max(layers)] = {name: np.roll(x, x.shape[-1] // 2, -1) for name, x in layers[max(layers)].items()}
+            layers[max(layers)] = {
+                name: np.roll(x, x.shape[-1] // 2, -1) for name, x in layers[max(layers)].items()
+            }
             (run / "checkpoint.msgpack").write_bytes(msgpack_serialize(checkpoint))
             continue
-        for name in [name for name in checkpoint.get("actor", ()) if name.startswith(("actions.", "mean."))]:
+        for name in [
+            name for name in checkpoint.get("actor", ()) if name.startswith(("actions.", "mean."))
+        ]:
             checkpoint["actor"][name] *= -1
-        last = -4 if "rainbow" in file.stem else -2  # the last layer, with the strengths of its noise
+        last = (
+            -4 if "rainbow" in file.stem else -2
+        )  # the last layer, with the strengths of its noise
         for name in list(checkpoint.get("q_network", ()))[last:]:
             checkpoint["q_network"][name] = torch.cat(checkpoint["q_network"][name].chunk(2)[::-1])
         torch.save(checkpoint, run / "checkpoint.pt")
@@ -104,7 +129,9 @@ def test_enjoy_works_on_every_file(file, tmp_path, monkeypatch):
 
 def test_enjoy_reads_the_weights(run, monkeypatch):
     checkpoint = torch.load(run / "checkpoint.pt", weights_only=True)
-    checkpoint["agent"]["actor.4.bias"] = torch.tensor([50.0, -50.0])  # an agent that always takes the wrong action
+    checkpoint["agent"]["actor.4.bias"] = torch.tensor(
+        [50.0, -50.0]
+    )  # an agent that always takes the wrong action
     torch.save(checkpoint, run / "checkpoint.pt")
     watch(monkeypatch, run, "--episodes", 5)
     assert json.loads((run / "eval.json").read_text())["returns"] == [-1.0] * 5
@@ -119,33 +146,55 @@ def test_enjoy_repeats_itself(cartpole, monkeypatch):
 
 
 def test_enjoy_as_a_command_with_video(cartpole):
-    command = [sys.executable, "-m", "cleanrl_utils.enjoy", str(cartpole), "--episodes", "2", "--video"]
+    command = [
+        sys.executable,
+        "-m",
+        "cleanrl_utils.enjoy",
+        str(cartpole),
+        "--episodes",
+        "2",
+        "--video",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and "mean return over 2 episodes" in done.stdout, done.stderr
     assert f"videos: {cartpole / 'videos'}\n" in done.stdout and "ALSA" not in done.stderr
     videos = sorted((cartpole / "videos").iterdir())
-    assert [video.name for video in videos] == ["eval-seed-1000-episode-0.mp4", "eval-seed-1000-episode-1.mp4"]
+    assert [video.name for video in videos] == [
+        "eval-seed-1000-episode-0.mp4",
+        "eval-seed-1000-episode-1.mp4",
+    ]
     assert all(video.stat().st_size > 1000 for video in videos)
 
 
 def test_a_video_has_the_whole_game(tmp_path, monkeypatch):
     """Breakout's five lives, each of which ends an episode for the agent."""
     file = FILES["ppo_atari"]
-    train(file, tmp_path, *small(file, "--env-id", "BreakoutNoFrameskip-v4", "--total-timesteps", iteration(file)))
+    train(
+        file,
+        tmp_path,
+        *small(file, "--env-id", "BreakoutNoFrameskip-v4", "--total-timesteps", iteration(file)),
+    )
     run = only_run(tmp_path)
     watch(monkeypatch, run, "--episodes", 2, "--video")
     lengths = json.loads((run / "eval.json").read_text())["lengths"]
     videos = sorted((run / "videos").glob("*.mp4"))
-    assert [video.name for video in videos] == ["eval-seed-1000-episode-0.mp4", "eval-seed-1000-episode-1.mp4"]
+    assert [video.name for video in videos] == [
+        "eval-seed-1000-episode-0.mp4",
+        "eval-seed-1000-episode-1.mp4",
+    ]
     for video, length in zip(videos, lengths, strict=True):
         assert imageio.v3.imread(video).shape == (length + 1, 336, 336, 3)
     watch(monkeypatch, run, "--episodes", 2)
-    assert json.loads((run / "eval.json").read_text())["lengths"] == lengths, "who films changes nothing"
+    assert json.loads((run / "eval.json").read_text())["lengths"] == lengths, (
+        "who films changes nothing"
+    )
 
 
 def test_enjoy_where_nothing_can_be_drawn(tmp_path, monkeypatch):
     file = FILES["ppo_continuous_action"]
-    train(file, tmp_path, *small(file, "--env-id", "Hopper-v4", "--total-timesteps", iteration(file)))
+    train(
+        file, tmp_path, *small(file, "--env-id", "Hopper-v4", "--total-timesteps", iteration(file))
+    )
     monkeypatch.setenv("MUJOCO_GL", "disabled")
     run = only_run(tmp_path)
     for words in ((run, "--video"), (run, run, "--grid")):
@@ -154,7 +203,18 @@ def test_enjoy_where_nothing_can_be_drawn(tmp_path, monkeypatch):
 
 
 def test_enjoy_takes_a_renamed_experiment(tmp_path, monkeypatch):
-    train(PPO, tmp_path, "--num-envs", 2, "--num-steps", 32, "--total-timesteps", 64, "--exp-name", "my-idea")
+    train(
+        PPO,
+        tmp_path,
+        "--num-envs",
+        2,
+        "--num-steps",
+        32,
+        "--total-timesteps",
+        64,
+        "--exp-name",
+        "my-idea",
+    )
     watch(monkeypatch, only_run(tmp_path), "--episodes", 1)
     assert (only_run(tmp_path) / "eval.json").exists()
 
@@ -214,23 +274,37 @@ def test_enjoy_does_not_write_through_links(cartpole, monkeypatch):
     for name in ("eval.json", "eval.tmp"):
         (cartpole / name).symlink_to(cartpole.parent / "precious")
     watch(monkeypatch, cartpole, "--episodes", 1)
-    assert (cartpole.parent / "precious").read_text() == "mine" and not (cartpole / "eval.json").is_symlink()
+    assert (cartpole.parent / "precious").read_text() == "mine" and not (
+        cartpole / "eval.json"
+    ).is_symlink()
 
 
 def test_enjoy_with_chance(tmp_path, monkeypatch):
     """With a chance of 1 both actions of the probe come up, without one only that which the network prefers."""
     dqn, chances = ALL_FILES["dqn"], {}
-    train(dqn, tmp_path, *small(dqn, "--total-timesteps", iteration(dqn), "--env-id", "Probe/ActionMatters-v0"))
+    train(
+        dqn,
+        tmp_path,
+        *small(dqn, "--total-timesteps", iteration(dqn), "--env-id", "Probe/ActionMatters-v0"),
+    )
     for epsilon in (0, 0.25, 1):
         watch(monkeypatch, only_run(tmp_path), "--episodes", 400, "--epsilon", epsilon)
         evaluation = json.loads((only_run(tmp_path) / "eval.json").read_text())
         assert evaluation["epsilon"] == epsilon
-        chances[epsilon] = evaluation["returns"].count(-max(evaluation["returns"], key=evaluation["returns"].count)) / 400
+        chances[epsilon] = (
+            evaluation["returns"].count(
+                -max(evaluation["returns"], key=evaluation["returns"].count)
+            )
+            / 400
+        )
     assert chances[0] == 0 and abs(chances[0.25] - 0.125) < 0.06 and abs(chances[1] - 0.5) < 0.1
 
 
 def test_enjoy_with_chance_where_it_makes_no_sense(run, monkeypatch):
-    with pytest.raises(SystemExit, match=r"--epsilon is for agents that explored that way, which those of ppo.py did not"):
+    with pytest.raises(
+        SystemExit,
+        match=r"--epsilon is for agents that explored that way, which those of ppo.py did not",
+    ):
         watch(monkeypatch, run, "--epsilon", 0.05)
     with pytest.raises(SystemExit, match="--epsilon between 0 and 1"):
         watch(monkeypatch, run, "--epsilon", 2)
@@ -262,7 +336,10 @@ def test_enjoy_a_model_of_the_hub(run, tmp_path, monkeypatch, capsys):
         (["runs/a", "runs/b"], "say which run to watch"),
         (["--exp-name", "ppo"], "--exp-name needs --env-id"),
         (["runs/a", "--exp-name", "ppo", "--env-id", "CartPole-v1"], "--exp-name needs --env-id"),
-        (["--exp-name", "ppo", "--env-id", "NoSuchEnv-v0", "--hf-entity", "me"], "cannot find me/NoSuchEnv-v0-ppo-seed1"),
+        (
+            ["--exp-name", "ppo", "--env-id", "NoSuchEnv-v0", "--hf-entity", "me"],
+            "cannot find me/NoSuchEnv-v0-ppo-seed1",
+        ),
         (["hf://me/no/such"], "it should be entity/repository"),
         (["no-such-folder", "--snapshots"], "there is no folder no-such-folder"),
         (["no-such-folder", "--grid"], "is not the folder of a run"),
@@ -280,7 +357,10 @@ def test_snapshots_are_what_checkpoints_learned(tmp_path, monkeypatch):
     (tmp_path / "runs").mkdir()
     flags = "--num-envs 2 --num-steps 64 --num-minibatches 2 --checkpoint-interval 10 --total-timesteps 20000".split()
     training = subprocess.Popen(
-        [sys.executable, PPO, *flags], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [sys.executable, PPO, *flags],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
 
     def until_it_ended(seconds):
@@ -296,8 +376,13 @@ def test_snapshots_are_what_checkpoints_learned(tmp_path, monkeypatch):
     assert len(kept) >= 3 and kept[-1] == 19968 and all(step % 1280 == 0 for step in kept[:-1])
     assert len(list((run / "snapshots").iterdir())) == len(kept), "nothing half-written"
     last = enjoy.load_checkpoint(run / "snapshots" / "19968.pt")
-    assert same(last["agent"], read_checkpoint(run)["agent"]) and last.keys() == {"agent", "global_step"}
-    assert not same(last["agent"], enjoy.load_checkpoint(run / "snapshots" / f"{kept[0]}.pt")["agent"])
+    assert same(last["agent"], read_checkpoint(run)["agent"]) and last.keys() == {
+        "agent",
+        "global_step",
+    }
+    assert not same(
+        last["agent"], enjoy.load_checkpoint(run / "snapshots" / f"{kept[0]}.pt")["agent"]
+    )
 
 
 def test_snapshots_of_one_run_end_with_it(cartpole, monkeypatch, capsys):
@@ -324,7 +409,9 @@ def test_grid_of_snapshots(cartpole, monkeypatch, capsys):
     returns = [float(line.split()[-1]) for line in printed[:3]]
     assert returns[0] == returns[1] < returns[2], "the same agent, the same seed, the same fall"
     path = cartpole / "videos" / "learning.mp4"
-    assert printed[3] == f"video: {path}" and [p.name for p in path.parent.iterdir()] == ["learning.mp4"]
+    assert printed[3] == f"video: {path}" and [p.name for p in path.parent.iterdir()] == [
+        "learning.mp4"
+    ]
     frames = imageio.v3.imread(path)
     assert len(frames) == 1 + max(returns) + 50 and frames.shape[1:] == (2 * 424, 2 * 604, 3)
     left, right = frames[:5, :400, :600].astype(int), frames[:5, :400, 604:1204].astype(int)
@@ -345,8 +432,25 @@ def test_grid_of_many_snapshots_and_of_several_runs(cartpole, tmp_path, monkeypa
         *(f"{step}.pt" for step in (1, 5, 8, 12, 15, 19, 23, 26)),
         "checkpoint.pt",
     ]
-    train(PPO, tmp_path / "other", "--num-envs", 2, "--num-steps", 32, "--total-timesteps", 64, "--seed", 2)
-    watch(monkeypatch, cartpole, only_run(tmp_path / "other"), cartpole / "snapshots" / "5.pt", "--grid")
+    train(
+        PPO,
+        tmp_path / "other",
+        "--num-envs",
+        2,
+        "--num-steps",
+        32,
+        "--total-timesteps",
+        64,
+        "--seed",
+        2,
+    )
+    watch(
+        monkeypatch,
+        cartpole,
+        only_run(tmp_path / "other"),
+        cartpole / "snapshots" / "5.pt",
+        "--grid",
+    )
     printed = capsys.readouterr().out.splitlines()
     answers = [line.split(":")[0] for line in printed if "not over" in line]
     assert answers == ["ppo 1, step 64", "ppo 2, step 64", "ppo 1, step 5"]

@@ -34,8 +34,12 @@ def shown(folder):
 
 def test_checksum_is_the_published_one():
     data = np.frombuffer(b"123456789" + b"\0" * 32, np.uint8)
-    crc = np.array([0xE3069283, 0x8A9136AA], dtype=np.uint64)  # CRC-32C's check value, and that of 32 zeros (RFC 3720)
-    masked = ((crc >> np.uint64(15) | crc << np.uint64(17)) + np.uint64(0xA282EAD8)) & np.uint64(0xFFFFFFFF)
+    crc = np.array(
+        [0xE3069283, 0x8A9136AA], dtype=np.uint64
+    )  # CRC-32C's check value, and that of 32 zeros (RFC 3720)
+    masked = ((crc >> np.uint64(15) | crc << np.uint64(17)) + np.uint64(0xA282EAD8)) & np.uint64(
+        0xFFFFFFFF
+    )
     assert checksums(data, np.array([0, 9]), np.array([9, 32])).tolist() == masked.tolist()
 
 
@@ -50,13 +54,17 @@ def test_ppo_is_read_as_tensorboard_reads_it(tmp_path):
 def test_a_resume_hides_what_was_logged_after_the_checkpoint(tmp_path):
     write(tmp_path, range(1, 101), purge_step=1)
     write(tmp_path, range(51, 81), purge_step=51)
-    write(tmp_path, range(3), tags=["eval/episodic_return"])  # enjoy's file starts no session: it hides nothing
+    write(
+        tmp_path, range(3), tags=["eval/episodic_return"]
+    )  # enjoy's file starts no session: it hides nothing
     assert [step for step, _ in shown(tmp_path)["charts/episodic_return"]] == list(range(1, 81))
     assert shown(tmp_path) == scalars(tmp_path)
 
 
 def test_all_that_a_writer_can_write_is_read_as_tensorboard_reads_it(tmp_path):
-    nans = np.array([0x7FC00000, 0xFFC00000], dtype=np.uint32).view(np.float32).tolist()  # of either sign
+    nans = (
+        np.array([0x7FC00000, 0xFFC00000], dtype=np.uint32).view(np.float32).tolist()
+    )  # of either sign
     with SummaryWriter(tmp_path) as writer:
         writer.add_text("text", "no scalar")
         writer.add_histogram("histogram", np.arange(10.0), 1)
@@ -85,11 +93,17 @@ def test_seconds_stand_still_between_stop_and_resume(tmp_path):
         writer.add_event(Event(wall_time=start, step=steps[0], session_log=start_log))
         for i, step in enumerate(steps):
             values = [Summary.Value(tag=tag, simple_value=step) for tag in ("a", "b")]
-            writer.add_event(Event(wall_time=start + 10 * i, step=step, summary=Summary(value=values)))
+            writer.add_event(
+                Event(wall_time=start + 10 * i, step=step, summary=Summary(value=values))
+            )
         writer.close()
     read, problems = read_events(tmp_path)
     assert problems == [] and list(read) == ["a", "b"]
-    assert read["a"].tolist() == read["b"].tolist() == [[1, 1, 0], [2, 2, 10], [3, 3, 10], [4, 4, 20], [5, 5, 30]]
+    assert (
+        read["a"].tolist()
+        == read["b"].tolist()
+        == [[1, 1, 0], [2, 2, 10], [3, 3, 10], [4, 4, 20], [5, 5, 30]]
+    )
 
 
 def test_half_written_file_is_read_as_far_as_it_goes(tmp_path):
@@ -97,7 +111,9 @@ def test_half_written_file_is_read_as_far_as_it_goes(tmp_path):
     path.write_bytes(path.read_bytes()[:-7])
     read, problems = read_events(tmp_path)
     assert len(read["charts/episodic_return"]) == 100 and len(read["charts/SPS"]) == 99
-    assert len(problems) == 1 and problems[0].startswith(f"{path.name} breaks off in the middle of a record")
+    assert len(problems) == 1 and problems[0].startswith(
+        f"{path.name} breaks off in the middle of a record"
+    )
 
 
 def test_a_damaged_record_is_left_out_and_a_damaged_length_ends_the_file(tmp_path):
@@ -110,7 +126,9 @@ def test_a_damaged_record_is_left_out_and_a_damaged_length_ends_the_file(tmp_pat
     assert [step for step, *_ in read["charts/SPS"]] == [*range(1, 10), *range(11, 101)]
     assert problems == [f"{path.name} has 1 damaged records among 201"]
 
-    record = content.rfind(content[:8][1:8], 0, at[49])  # the length of the record of step 50, by its seven zero bytes
+    record = content.rfind(
+        content[:8][1:8], 0, at[49]
+    )  # the length of the record of step 50, by its seven zero bytes
     content[record - 1] ^= 1
     path.write_bytes(content)
     read, problems = read_events(tmp_path)
@@ -129,16 +147,26 @@ def test_no_damage_is_fatal_or_makes_up_numbers(tmp_path_factory, data):
     path.write_bytes(content)
     read, _ = parse([path])
     assert set(read) <= {"charts/episodic_return", "charts/SPS"}
-    assert all(value == step / 2 and step in range(1, 21) for rows in read.values() for step, value, _ in rows)
+    assert all(
+        value == step / 2 and step in range(1, 21)
+        for rows in read.values()
+        for step, value, _ in rows
+    )
 
 
 def test_what_is_no_event_file_is_named(tmp_path):
     assert read_events(tmp_path) == ({}, ["there is no event file"])
-    (tmp_path / "events.out.tfevents.0").write_bytes(b"\x80 not an event file at all, but long enough to be one")
+    (tmp_path / "events.out.tfevents.0").write_bytes(
+        b"\x80 not an event file at all, but long enough to be one"
+    )
     (tmp_path / "events.out.tfevents.1").write_bytes(b"")
     (tmp_path / "events.out.tfevents.2").mkdir()
     read, problems = read_events(tmp_path)
-    assert read == {} and len(problems) == 1 and problems[0].startswith("events.out.tfevents.0 breaks off")
+    assert (
+        read == {}
+        and len(problems) == 1
+        and problems[0].startswith("events.out.tfevents.0 breaks off")
+    )
 
 
 def spoil(path):
@@ -167,7 +195,9 @@ class Trap:
         return Path.touch, (Path("trapped"),)
 
 
-@pytest.mark.parametrize("kind", ["pickle", "bytes", "columns", "compressed", "link", "folder", "pipe"])
+@pytest.mark.parametrize(
+    "kind", ["pickle", "bytes", "columns", "compressed", "link", "folder", "pipe"]
+)
 def test_hostile_cache_is_passed_over(tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)
     run, cache = tmp_path / "run", tmp_path / "run" / CACHE

@@ -17,7 +17,16 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
-PONG = ("--env-id", "PongNoFrameskip-v4", "--buffer-size", 10_000, "--learning-starts", 1000, "--total-timesteps", 2000)
+PONG = (
+    "--env-id",
+    "PongNoFrameskip-v4",
+    "--buffer-size",
+    10_000,
+    "--learning-starts",
+    1000,
+    "--total-timesteps",
+    2000,
+)
 HALF_CHEETAH = ("--env-id", "HalfCheetah-v4", "--learning-starts", 500, "--total-timesteps", 1500)
 POOL = ("--env-id", "Breakout-v5", "--num-envs", 16, "--total-timesteps", 3 * 16 * 128)
 RECORDED = {
@@ -26,23 +35,44 @@ RECORDED = {
     "ppo_atari_envpool": POOL,
     "ppo_rnd_envpool": (*POOL, "--num-iterations-obs-norm-init", 1),
 }
-LARGE_BATCH = ("--batch-size", 2**17, "--learning-starts", 1000, "--total-timesteps", 1500)  # smaller ones are for the CPU
+LARGE_BATCH = (
+    "--batch-size",
+    2**17,
+    "--learning-starts",
+    1000,
+    "--total-timesteps",
+    1500,
+)  # smaller ones are for the CPU
 COMPILED = {
-    "ppo_jax": ("--env-id", "Breakout-MinAtar", "--num-seeds", 4, "--num-envs", 64, "--total-timesteps", 1_000_000),
+    "ppo_jax": (
+        "--env-id",
+        "Breakout-MinAtar",
+        "--num-seeds",
+        4,
+        "--num-envs",
+        64,
+        "--total-timesteps",
+        1_000_000,
+    ),
     "ppo_rnn_jax": ("--num-envs", 64, "--total-timesteps", 200_000),
     "ppo_continuous_action_jax": ("--total-timesteps", 4_000_000),
     "ppo_continuous_action_isaacgym": ("--total-timesteps", 2_000_000),
     "ppo_atari_envpool_xla_jax_scan": POOL,
     **dict.fromkeys(["dqn_jax", "c51_jax"], LARGE_BATCH),
     **dict.fromkeys(["dqn_atari_jax", "c51_atari_jax"], PONG),
-    **{f"{name}_continuous_action_jax": HALF_CHEETAH for name in ("ddpg", "td3", "sac", "tqc", "droq", "crossq")},
+    **{
+        f"{name}_continuous_action_jax": HALF_CHEETAH
+        for name in ("ddpg", "td3", "sac", "tqc", "droq", "crossq")
+    },
 }
 
 
 def run(file, folder, *flags):
     """The checkpoints that a run, or several side by side, leave in a new folder."""
     folder.mkdir()
-    environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # for there are other tests beside this one
+    environment = os.environ | {
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false"
+    }  # for there are other tests beside this one
     command = [sys.executable, str(FILES[file]), *map(str, flags)]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -53,7 +83,9 @@ def run(file, folder, *flags):
 def test_recorded_as_plain(file, tmp_path):
     """And recorded again: the same bits three times."""
     forms = {"recorded": "--compile", "again": "--compile", "plain": "--no-compile"}
-    (recorded,), (again,), (plain,) = (run(file, tmp_path / name, *RECORDED[file], form) for name, form in forms.items())
+    (recorded,), (again,), (plain,) = (
+        run(file, tmp_path / name, *RECORDED[file], form) for name, form in forms.items()
+    )
     assert same(recorded, again) and same(recorded, plain)
 
 
@@ -86,19 +118,33 @@ keys = jax.random.split(jax.random.PRNGKey(3), 64)
 on = [np.asarray(jax.jit(jax.vmap(roll))(jax.device_put(keys, jax.devices(kind)[0]))) for kind in ("cuda", "cpu")]
 print(np.abs(on[0] - on[1]).max(), np.abs(on[1]).max())
 """
-GAMES = ["CartPole-v1", "Acrobot-v1", *(f"{name}-MinAtar" for name in ("Asterix", "Breakout", "Freeway", "SpaceInvaders"))]
+GAMES = [
+    "CartPole-v1",
+    "Acrobot-v1",
+    *(f"{name}-MinAtar" for name in ("Asterix", "Breakout", "Freeway", "SpaceInvaders")),
+]
 
 
 @pytest.mark.parametrize(
     ("file", "env_id", "steps"),
     [("ppo_continuous_action_jax", f"brax/{name}", 10) for name in ("ant", "humanoid", "hopper")]
-    + [("ppo_continuous_action_jax", "brax/halfcheetah", 5)]  # where roundings grow faster: 2e-3, and 0.12 after ten steps
+    + [
+        ("ppo_continuous_action_jax", "brax/halfcheetah", 5)
+    ]  # where roundings grow faster: 2e-3, and 0.12 after ten steps
     + [("ppo_jax", env_id, 100) for env_id in GAMES],
 )
 def test_worlds_on_a_gpu_are_those_on_a_cpu(file, env_id, steps):
     """XLA's own way to add up in a fixed order is far off with Brax's forces: Ants were 14.6 away after these ten steps."""
     command = [sys.executable, "-c", ON_BOTH, str(FILES[file]), env_id, str(steps)]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"JAX_PLATFORMS": "cuda,cpu"}, capture_output=True, text=True)
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"JAX_PLATFORMS": "cuda,cpu"},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
-    difference, largest = map(float, done.stdout.splitlines()[-1].split())  # before it Brax may tell of what it did not find
+    difference, largest = map(
+        float, done.stdout.splitlines()[-1].split()
+    )  # before it Brax may tell of what it did not find
     assert difference < 0.01 and largest > 1

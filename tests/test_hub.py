@@ -36,7 +36,18 @@ NAME = "me/CartPole-v1-ppo-seed1"
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pushed")
-    train(PPO, folder, "--num-envs", 2, "--num-steps", 64, "--total-timesteps", 3000, "--num-minibatches", 2)
+    train(
+        PPO,
+        folder,
+        "--num-envs",
+        2,
+        "--num-steps",
+        64,
+        "--total-timesteps",
+        3000,
+        "--num-minibatches",
+        2,
+    )
     return only_run(folder)
 
 
@@ -65,17 +76,35 @@ def actions_of(run_folder, **choices):
 def test_what_is_pushed(run, pushed):
     events = ["events.out.tfevents.0000", "events.out.tfevents.0001"]
     assert sorted(pushed) == sorted(
-        ["README.md", "curve.png", "eval.json", *events, "model.safetensors", "ppo.py", "replay.mp4", "run.json"]
+        [
+            "README.md",
+            "curve.png",
+            "eval.json",
+            *events,
+            "model.safetensors",
+            "ppo.py",
+            "replay.mp4",
+            "run.json",
+        ]
     )
-    assert pushed["ppo.py"] == PPO.read_bytes() and pushed["run.json"] == (run / "run.json").read_bytes()
-    assert not any(socket.gethostname() in name for name in pushed), "the name of the machine stays here"
-    assert any(method == "PUT" and path.startswith("/lfs/") for method, path in Hub.log), "large files take the large road"
+    assert (
+        pushed["ppo.py"] == PPO.read_bytes()
+        and pushed["run.json"] == (run / "run.json").read_bytes()
+    )
+    assert not any(socket.gethostname() in name for name in pushed), (
+        "the name of the machine stays here"
+    )
+    assert any(method == "PUT" and path.startswith("/lfs/") for method, path in Hub.log), (
+        "large files take the large road"
+    )
 
 
 def test_the_weights_that_travel(run, pushed, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(pushed["model.safetensors"])
     travelled, checkpoint = enjoy.load_checkpoint(tmp_path), read_checkpoint(run)
-    assert travelled.keys() == {"agent", "global_step"} and same(travelled["agent"], checkpoint["agent"])
+    assert travelled.keys() == {"agent", "global_step"} and same(
+        travelled["agent"], checkpoint["agent"]
+    )
     assert int(travelled["global_step"]) == checkpoint["global_step"] == 2944
     assert len(pushed["model.safetensors"]) < (run / "checkpoint.pt").stat().st_size / 2
 
@@ -88,15 +117,22 @@ def test_model_card(run, pushed, tmp_path):
     card = ModelCard.load(tmp_path / "README.md")
     (result,) = card.data.eval_results
     assert (
-        result.metric_value == f"{evaluation['mean']:.2f} +/- {evaluation['std']:.2f}" and result.dataset_name == "CartPole-v1"
+        result.metric_value == f"{evaluation['mean']:.2f} +/- {evaluation['std']:.2f}"
+        and result.dataset_name == "CartPole-v1"
     )
     assert card.data.library_name == "cleanrl" and "reinforcement-learning" in card.data.tags
-    assert f"| 3 evaluation episodes, seed 1000 | {evaluation['mean']:.2f} ± {evaluation['std']:.2f} |" in card.text
+    assert (
+        f"| 3 evaluation episodes, seed 1000 | {evaluation['mean']:.2f} ± {evaluation['std']:.2f} |"
+        in card.text
+    )
     last = np.array([value for _, value in scalars(run)["charts/episodic_return"]][-100:])
     assert f"training episodes | {last.mean():.2f} ± {last.std():.2f} |" in card.text
     flags = "--num-envs 2 --num-steps 64 --num-minibatches 2"
     assert f"python cleanrl/ppo.py --total-timesteps 3000 {flags}" in card.text
-    assert "![return of each training episode](curve.png)" in card.text and "[replay.mp4](replay.mp4)" in card.text
+    assert (
+        "![return of each training episode](curve.png)" in card.text
+        and "[replay.mp4](replay.mp4)" in card.text
+    )
     assert f"| torch | {torch.__version__} |" in card.text and "| envpool |" not in card.text
 
 
@@ -108,13 +144,17 @@ def test_curve_and_video(run, pushed, tmp_path):
     (tmp_path / "replay.mp4").write_bytes(pushed["replay.mp4"])
     frames = imageio.v3.imread(tmp_path / "replay.mp4")
     length = json.loads((run / "eval.json").read_text())["lengths"][0]
-    assert abs(len(frames) - length) <= 1 and frames.shape[1:] == (400, 600, 3), "the first of the episodes, whole"
+    assert abs(len(frames) - length) <= 1 and frames.shape[1:] == (400, 600, 3), (
+        "the first of the episodes, whole"
+    )
 
 
 def test_pulled_plays_the_same(run, repo, tmp_path):
     pulled = hub.pull(f"hf://{NAME}", tmp_path / "runs")
     assert re.fullmatch(r"me__CartPole-v1-ppo-seed1__[0-9a-f]{8}", pulled.name)
-    assert not list(pulled.glob("*.py")) and (pulled / "ppo.py.txt").read_bytes() == PPO.read_bytes()
+    assert (
+        not list(pulled.glob("*.py")) and (pulled / "ppo.py.txt").read_bytes() == PPO.read_bytes()
+    )
     assert actions_of(pulled) == actions_of(run)
     assert scalars(pulled)["charts/episodic_return"] == scalars(run)["charts/episodic_return"]
     (pulled / "mine.txt").touch()
@@ -126,11 +166,21 @@ def test_pulled_plays_the_same(run, repo, tmp_path):
 
 
 def test_push_again_replaces_what_is_old(run, repo):
-    repo |= {"events.out.tfevents.0007": b"old", "learning.mp4": b"old", "notes.md": b"someone's own"}
+    repo |= {
+        "events.out.tfevents.0007": b"old",
+        "learning.mp4": b"old",
+        "notes.md": b"someone's own",
+    }
     before = (run / "eval.json").stat().st_mtime_ns
     hub.push(run, "me")
-    assert "events.out.tfevents.0007" not in repo and "learning.mp4" not in repo and repo["notes.md"] == b"someone's own"
-    assert (run / "eval.json").stat().st_mtime_ns == before, "the last checkpoint was evaluated already"
+    assert (
+        "events.out.tfevents.0007" not in repo
+        and "learning.mp4" not in repo
+        and repo["notes.md"] == b"someone's own"
+    )
+    assert (run / "eval.json").stat().st_mtime_ns == before, (
+        "the last checkpoint was evaluated already"
+    )
 
 
 @pytest.mark.slow
@@ -141,17 +191,32 @@ def test_jax_and_a_folder_that_was_pulled_can_be_pushed(tmp_path):
     hub.push(first, "me", episodes=1)
     pulled = hub.pull("me/CartPole-v1-dqn_jax-seed1", tmp_path)
     weights = enjoy.load_checkpoint(pulled)["agent"]
-    assert weights.keys() == {"params"} and same(weights["params"], read_checkpoint(first)["agent"]["params"])
+    assert weights.keys() == {"params"} and same(
+        weights["params"], read_checkpoint(first)["agent"]["params"]
+    )
     assert actions_of(pulled) == actions_of(first)
     hub.push(pulled, "you", episodes=1)
     again = Hub.repos["you/CartPole-v1-dqn_jax-seed1"]
-    assert again["model.safetensors"] == Hub.repos["me/CartPole-v1-dqn_jax-seed1"]["model.safetensors"]
+    assert (
+        again["model.safetensors"] == Hub.repos["me/CartPole-v1-dqn_jax-seed1"]["model.safetensors"]
+    )
 
 
 def test_push_without_a_picture(tmp_path):
     import tests.probes  # noqa: F401
 
-    train(PPO, tmp_path, "--env-id", "Probe/ActionMatters-v0", "--num-envs", 2, "--num-steps", 32, "--total-timesteps", 64)
+    train(
+        PPO,
+        tmp_path,
+        "--env-id",
+        "Probe/ActionMatters-v0",
+        "--num-envs",
+        2,
+        "--num-steps",
+        32,
+        "--total-timesteps",
+        64,
+    )
     hub.push(only_run(tmp_path), "me", episodes=2)
     card = Hub.repos["me/Probe-ActionMatters-v0-ppo-seed1"]["README.md"].decode()
     assert "There is no video." in card and "# ppo on Probe/ActionMatters-v0" in card
@@ -159,14 +224,21 @@ def test_push_without_a_picture(tmp_path):
 
 
 def test_the_file_that_trained_it(tmp_path):
-    git = lambda *words: subprocess.run(["git", "-C", tmp_path, *words], check=True, capture_output=True, text=True).stdout  # noqa: E731
+    git = lambda *words: (
+        subprocess.run(
+            ["git", "-C", tmp_path, *words], check=True, capture_output=True, text=True
+        ).stdout
+    )  # noqa: E731
     file = tmp_path / "my_ppo.py"
     file.write_text("first")
     git("init", "-q")
     git("add", "my_ppo.py")
     git("-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-qm", "first")
     commit, changed = git("rev-parse", "HEAD").strip(), file.stat().st_mtime
-    assert hub.trained_by(file, {"commit": commit, "start_time": changed + 1}) == ("first", "unchanged since the run began")
+    assert hub.trained_by(file, {"commit": commit, "start_time": changed + 1}) == (
+        "first",
+        "unchanged since the run began",
+    )
     file.write_text("second")
     os.utime(file, (changed + 10, changed + 10))
     source, note = hub.trained_by(file, {"commit": commit, "start_time": changed + 1})
@@ -211,14 +283,32 @@ EVIL = b"from pathlib import Path\nPath('owned').touch()\n"
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda: {"model.safetensors": None, "checkpoint.pt": pickled(Bomb())}, "it has neither run.json"),
-        (lambda: {"model.safetensors": pickled({"agent": Bomb()})}, "cannot load the checkpoint of me/"),
-        (lambda: {"model.safetensors": b"\xff" * 64}, "cannot load the checkpoint of me/"),
-        (lambda: {"model.safetensors": None, "ppo.cleanrl_model": pickled(Bomb())}, "ppo.cleanrl_model: UnpicklingError"),
-        (lambda: {"model.safetensors": None, "ppo.cleanrl_model": pickled([1, 2])}, "ppo.cleanrl_model: AttributeError"),
-        (lambda: {"model.safetensors": None, "evil.cleanrl_model": pickled({})}, "it should be called ENV_ID-evil-seedN"),
         (
-            lambda: {"model.safetensors": None, "ppo.cleanrl_model": pickled({"x": torch.zeros(1).expand(2**40)})},
+            lambda: {"model.safetensors": None, "checkpoint.pt": pickled(Bomb())},
+            "it has neither run.json",
+        ),
+        (
+            lambda: {"model.safetensors": pickled({"agent": Bomb()})},
+            "cannot load the checkpoint of me/",
+        ),
+        (lambda: {"model.safetensors": b"\xff" * 64}, "cannot load the checkpoint of me/"),
+        (
+            lambda: {"model.safetensors": None, "ppo.cleanrl_model": pickled(Bomb())},
+            "ppo.cleanrl_model: UnpicklingError",
+        ),
+        (
+            lambda: {"model.safetensors": None, "ppo.cleanrl_model": pickled([1, 2])},
+            "ppo.cleanrl_model: AttributeError",
+        ),
+        (
+            lambda: {"model.safetensors": None, "evil.cleanrl_model": pickled({})},
+            "it should be called ENV_ID-evil-seedN",
+        ),
+        (
+            lambda: {
+                "model.safetensors": None,
+                "ppo.cleanrl_model": pickled({"x": torch.zeros(1).expand(2**40)}),
+            },
             "weights of 4398046511104 bytes",
         ),
         (lambda: {"../../owned": b"x"}, "it has a file named '../../owned'"),
@@ -229,11 +319,20 @@ EVIL = b"from pathlib import Path\nPath('owned').touch()\n"
         (lambda: {"run.json": b"[" * 100_000}, "RecursionError"),
         (lambda: {"run.json": b"{}"}, "run.json: KeyError"),
         # these come as far as a player
-        (lambda: {"model.safetensors": weights(**{"actor.0.weight": torch.zeros(3, 3)})}, "cannot rebuild the agent"),
-        (lambda: {"model.safetensors": save_numpy({"agent": np.zeros(3)})}, "cannot rebuild the agent"),
+        (
+            lambda: {"model.safetensors": weights(**{"actor.0.weight": torch.zeros(3, 3)})},
+            "cannot rebuild the agent",
+        ),
+        (
+            lambda: {"model.safetensors": save_numpy({"agent": np.zeros(3)})},
+            "cannot rebuild the agent",
+        ),
         (lambda: {"run.json": about(file="evil.py"), "evil.py": EVIL}, "say with --file"),
         (lambda: {"run.json": about(file="../evil.py"), "evil.py": EVIL}, "say with --file"),
-        (lambda: {"run.json": about(args={"env_id": "evil:CartPole-v1"}), "evil.py": EVIL}, "--env-id evil:CartPole-v1"),
+        (
+            lambda: {"run.json": about(args={"env_id": "evil:CartPole-v1"}), "evil.py": EVIL},
+            "--env-id evil:CartPole-v1",
+        ),
         (lambda: {"run.json": about(args={"env_id": "NoSuchEnv-v0"})}, "cannot rebuild the agent"),
         (lambda: {"run.json": about(args={"no_such_flag": 1})}, "no_such_flag"),
         (lambda: {"run.json": about(args={"env_id": ["CartPole-v1"]})}, "cannot rebuild the agent"),
@@ -250,7 +349,9 @@ def test_hostile_repositories(repo, tmp_path, monkeypatch, damage, words):
         enjoy.main()
     assert words in refusal.value.code and "\n" not in refusal.value.code
     assert not list(tmp_path.rglob("owned")) and not list(tmp_path.rglob("*.py"))
-    assert not Path("/tmp/owned").exists() and not list(tmp_path.rglob(".pull-*")), "nothing half-made stays"
+    assert not Path("/tmp/owned").exists() and not list(tmp_path.rglob(".pull-*")), (
+        "nothing half-made stays"
+    )
 
 
 def test_training_file_of_a_stranger_is_not_run(repo, tmp_path, monkeypatch):
@@ -265,7 +366,9 @@ def test_huge_files_are_not_fetched(repo, tmp_path, monkeypatch):
     for name in ("model.safetensors", "replay.mp4"):
         monkeypatch.setattr(Hub, "lies", {(NAME, name): 2**40})
         Hub.log.clear()
-        with pytest.raises(SystemExit, match=f"refused {NAME}: {name} has 1099511627776 bytes, more than 256 MiB"):
+        with pytest.raises(
+            SystemExit, match=f"refused {NAME}: {name} has 1099511627776 bytes, more than 256 MiB"
+        ):
             hub.pull(NAME, tmp_path)
         assert len(Hub.log) == 1 and not list(tmp_path.iterdir())
     monkeypatch.setattr(Hub, "lies", {(NAME, "dataset.bin"): 2**40})
@@ -277,7 +380,10 @@ def test_huge_files_are_not_pushed(run, repo, monkeypatch, capsys):
     (run / "videos" / "learning.mp4").write_bytes(bytes(2**18))
     monkeypatch.setattr(hub, "LIMIT", 2**17)
     hub.push(run, "me")
-    assert "left out, since it has more than 0 MiB: learning.mp4" in capsys.readouterr().out and "learning.mp4" not in repo
+    assert (
+        "left out, since it has more than 0 MiB: learning.mp4" in capsys.readouterr().out
+        and "learning.mp4" not in repo
+    )
     (run / "videos" / "learning.mp4").unlink()
     monkeypatch.setattr(hub, "LIMIT", 2**10)
     with pytest.raises(SystemExit, match="its weights have more than"):
@@ -288,7 +394,10 @@ def test_huge_files_are_not_pushed(run, repo, monkeypatch, capsys):
     ("change", "words"),
     [
         (lambda patch: patch.setenv("HF_TOKEN", "hf_wrong"), "log in with `hf auth login`"),
-        (lambda patch: patch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9"), "ConnectError"),
+        (
+            lambda patch: patch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9"),
+            "ConnectError",
+        ),
     ],
 )
 def test_push_that_fails(run, monkeypatch, change, words):
@@ -301,12 +410,17 @@ def test_push_that_fails(run, monkeypatch, change, words):
 
 
 def test_entities_and_repositories_that_are_not_there(run, tmp_path):
-    with pytest.raises(SystemExit, match="cannot push to other/CartPole-v1-ppo-seed1: the Hub says that you may not"):
+    with pytest.raises(
+        SystemExit,
+        match="cannot push to other/CartPole-v1-ppo-seed1: the Hub says that you may not",
+    ):
         hub.push(run, "other")
     with pytest.raises(SystemExit, match="cannot find me/nothing: the Hub has no such repository"):
         hub.pull("me/nothing", tmp_path)
     for name in ("nothing", "a/b/c", "hf://", "../..", "me/no such"):
-        with pytest.raises(SystemExit, match=r"entity/repository|cannot find \.\./\.\.: HFValidationError"):
+        with pytest.raises(
+            SystemExit, match=r"entity/repository|cannot find \.\./\.\.: HFValidationError"
+        ):
             hub.pull(name, tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -320,7 +434,9 @@ def test_without_the_extra(run, tmp_path, monkeypatch):
 
 def test_a_file_that_vanishes_leaves_nothing(repo, tmp_path, monkeypatch):
     real = Hub.of_repo
-    gone = lambda self, kind, repo, rest: self.answer(404) if rest[-1:] == ["run.json"] else real(self, kind, repo, rest)  # noqa: E731
+    gone = lambda self, kind, repo, rest: (
+        self.answer(404) if rest[-1:] == ["run.json"] else real(self, kind, repo, rest)
+    )  # noqa: E731
     monkeypatch.setattr(Hub, "of_repo", gone)
     repo["run.json"] += b"\n\n"  # a commit that the client has not seen
     with pytest.raises(SystemExit, match=f"cannot fetch run.json of {NAME}: "):
@@ -332,7 +448,13 @@ def test_a_file_that_vanishes_leaves_nothing(repo, tmp_path, monkeypatch):
 
 
 def public_q_network(obs_dim, outputs):
-    layers = nn.Linear(obs_dim, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, outputs)
+    layers = (
+        nn.Linear(obs_dim, 120),
+        nn.ReLU(),
+        nn.Linear(120, 84),
+        nn.ReLU(),
+        nn.Linear(84, outputs),
+    )
     return nn.ModuleDict({"network": nn.Sequential(*layers)})
 
 
@@ -350,8 +472,18 @@ def public_atari_network(outputs):
 
 
 def publish(name, exp_name, content):
-    files = {"README.md": b"# theirs", f"{exp_name}.py": EVIL, "pyproject.toml": b"", "poetry.lock": b"", "videos/a.mp4": b"x"}
-    Hub.repos[f"cleanrl/{name}"] = {**files, "replay.mp4": b"x", f"{exp_name}.cleanrl_model": content}
+    files = {
+        "README.md": b"# theirs",
+        f"{exp_name}.py": EVIL,
+        "pyproject.toml": b"",
+        "poetry.lock": b"",
+        "videos/a.mp4": b"x",
+    }
+    Hub.repos[f"cleanrl/{name}"] = {
+        **files,
+        "replay.mp4": b"x",
+        f"{exp_name}.cleanrl_model": content,
+    }
 
 
 def policy_of(name, tmp_path):
@@ -366,19 +498,32 @@ def test_public_value_networks(exp_name, tmp_path, monkeypatch):
     torch.manual_seed(1)
     is_atari, num_atoms = "atari" in exp_name, 51 if "c51" in exp_name else 1
     num_actions, env_id = (6, "PongNoFrameskip-v4") if is_atari else (2, "CartPole-v1")
-    network = public_atari_network(6 * num_atoms) if is_atari else public_q_network(4, 2 * num_atoms)
+    network = (
+        public_atari_network(6 * num_atoms) if is_atari else public_q_network(4, 2 * num_atoms)
+    )
     nn.init.zeros_(network["network"][-1].bias)  # so that no action is always the best
     state, atoms = network.state_dict(), torch.linspace(-10, 10, 51)
-    args = {"v_min": -10, "v_max": 10, "n_atoms": 51, "env_id": env_id, "track": False, "wandb_entity": None}
+    args = {
+        "v_min": -10,
+        "v_max": 10,
+        "n_atoms": 51,
+        "env_id": env_id,
+        "track": False,
+        "wandb_entity": None,
+    }
     content = {"model_weights": {"atoms": atoms, **state}, "args": args} if num_atoms > 1 else state
     publish(f"{env_id}-{exp_name}-seed1", exp_name, pickled(content))
     policy = policy_of(f"{env_id}-{exp_name}-seed1", tmp_path)
-    obs = torch.randint(256, (50, 4, 84, 84), dtype=torch.uint8) if is_atari else torch.randn(500, 4)
+    obs = (
+        torch.randint(256, (50, 4, 84, 84), dtype=torch.uint8) if is_atari else torch.randn(500, 4)
+    )
     with torch.no_grad():
         outputs = network["network"](obs / 255 if is_atari else obs)
     if num_atoms > 1:
         outputs = (outputs.view(-1, num_actions, 51).softmax(-1) * atoms).sum(-1)
-    assert np.array_equal(policy(obs.numpy()), outputs.argmax(1)) and (is_atari or len(set(policy(obs.numpy()))) > 1)
+    assert np.array_equal(policy(obs.numpy()), outputs.argmax(1)) and (
+        is_atari or len(set(policy(obs.numpy()))) > 1
+    )
     assert not (tmp_path / "owned").exists()
 
 
@@ -386,7 +531,9 @@ def test_public_value_networks(exp_name, tmp_path, monkeypatch):
 def test_public_actors(exp_name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(1)
-    actor = nn.ModuleDict({"fc1": nn.Linear(3, 256), "fc2": nn.Linear(256, 256), "fc_mu": nn.Linear(256, 1)})
+    actor = nn.ModuleDict(
+        {"fc1": nn.Linear(3, 256), "fc2": nn.Linear(256, 256), "fc_mu": nn.Linear(256, 1)}
+    )
     actor.register_buffer("action_scale", torch.tensor([2.0]))
     actor.register_buffer("action_bias", torch.tensor([0.0]))
     critics = [nn.Linear(4, 1).state_dict() for _ in range(2 if "td3" in exp_name else 1)]
@@ -415,19 +562,27 @@ def forward(params, obs):
     return obs @ last["kernel"] + last["bias"]
 
 
-@pytest.mark.parametrize("exp_name", ["dqn_jax", "c51_jax", "ddpg_continuous_action_jax", "td3_continuous_action_jax"])
+@pytest.mark.parametrize(
+    "exp_name", ["dqn_jax", "c51_jax", "ddpg_continuous_action_jax", "td3_continuous_action_jax"]
+)
 def test_public_jax_models(exp_name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     key, obs = jax.random.key(1), np.asarray(jax.random.normal(jax.random.key(2), (50, 4)))
     if exp_name.startswith(("ddpg", "td3")):
         params, obs = dense(key, 3, 256, 256, 1), obs[:, :3]
-        content, wanted = (params, *[dense(key, 4, 8, 1)] * (1 + ("td3" in exp_name))), 2 * jnp.tanh(forward(params, obs))
+        content, wanted = (
+            (params, *[dense(key, 4, 8, 1)] * (1 + ("td3" in exp_name))),
+            2 * jnp.tanh(forward(params, obs)),
+        )
     elif exp_name == "dqn_jax":
         content = params = dense(key, 4, 120, 84, 2)
         wanted = forward(params, obs).argmax(1)
     else:
         params = dense(key, 4, 120, 84, 2 * 21)
-        content = {"model_weights": params, "args": {"v_min": -5, "v_max": 15, "n_atoms": 21, "seed": 1}}
+        content = {
+            "model_weights": params,
+            "args": {"v_min": -5, "v_max": 15, "n_atoms": 21, "seed": 1},
+        }
         pmfs = jax.nn.softmax(forward(params, obs).reshape(-1, 2, 21))
         wanted = (pmfs * jnp.linspace(-5, 15, 21)).sum(-1).argmax(1)
     env_id = "Pendulum-v1" if obs.shape[1] == 3 else "CartPole-v1"
@@ -444,7 +599,9 @@ def test_public_jax_models_of_atari(tmp_path, monkeypatch):
         def __call__(self, x):
             x = jnp.transpose(x, (0, 2, 3, 1)) / 255
             for channels, size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
-                x = flax.linen.relu(flax.linen.Conv(channels, (size, size), (stride, stride), padding="VALID")(x))
+                x = flax.linen.relu(
+                    flax.linen.Conv(channels, (size, size), (stride, stride), padding="VALID")(x)
+                )
             x = flax.linen.relu(flax.linen.Dense(512)(x.reshape((len(x), -1))))
             return flax.linen.Dense(6)(x)
 
@@ -463,7 +620,10 @@ def test_public_ppo_has_our_names(run, tmp_path):
     )
     pulled = hub.pull("cleanrl/CartPole-v1-ppo-seed1", tmp_path)
     told = json.loads((pulled / "run.json").read_text())
-    assert told["args"] == {"exp_name": "ppo", "env_id": "CartPole-v1", "seed": 1} and told["file"] == "ppo.py"
+    assert (
+        told["args"] == {"exp_name": "ppo", "env_id": "CartPole-v1", "seed": 1}
+        and told["file"] == "ppo.py"
+    )
     assert actions_of(pulled) == actions_of(run) and not list(pulled.glob("*.cleanrl_model"))
 
 
@@ -477,7 +637,9 @@ def test_public_ppo_has_our_names(run, tmp_path):
 )
 def test_public_models_that_cannot_be_played(exp_name, words, tmp_path):
     publish(f"HalfCheetah-v4-{exp_name}-seed1", exp_name, pickled({}))
-    with pytest.raises(SystemExit, match=f"cannot play cleanrl/HalfCheetah-v4-{exp_name}-seed1: .*{words}"):
+    with pytest.raises(
+        SystemExit, match=f"cannot play cleanrl/HalfCheetah-v4-{exp_name}-seed1: .*{words}"
+    ):
         hub.pull(f"cleanrl/HalfCheetah-v4-{exp_name}-seed1", tmp_path / "runs")
 
 
@@ -485,7 +647,10 @@ def test_public_networks_of_another_shape(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     publish("CartPole-v1-dqn-seed1", "dqn", pickled(public_q_network(7, 2).state_dict()))
     pulled = hub.pull("cleanrl/CartPole-v1-dqn-seed1")
-    with pytest.raises(SystemExit, match=r"cannot rebuild the agent of .*size mismatch for hidden1.weight: .*\[120, 7\]"):
+    with pytest.raises(
+        SystemExit,
+        match=r"cannot rebuild the agent of .*size mismatch for hidden1.weight: .*\[120, 7\]",
+    ):
         enjoy.make_agent(pulled, enjoy.load_checkpoint(pulled))
 
 
@@ -496,7 +661,9 @@ def snippets(page):
 def test_loading_a_model_as_the_docs_say(run, repo, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(ROOT))
-    for snippet, word, num_envs in zip(snippets("hub.md"), ("return", "actions"), (1, 4), strict=True):
+    for snippet, word, num_envs in zip(
+        snippets("hub.md"), ("return", "actions"), (1, 4), strict=True
+    ):
         names = {}
         exec(snippet, names)
         assert names["actions"].shape == (num_envs,) and set(names["actions"]) <= {0, 1}
@@ -515,14 +682,22 @@ def test_commands_of_the_docs(run, tmp_path):
     settings = {"PYTHONPATH": str(ROOT), "HF_TOKEN": TOKEN, "HF_ENDPOINT": ENDPOINT}
     pages = "".join((ROOT / "docs" / page).read_text() for page in ("hub.md", "enjoy.md"))
     lines = "".join(re.findall(r"^```bash\n(.*?)^```$", pages, re.M | re.S)).splitlines()
-    commands = [line for line in dict.fromkeys(lines) if re.search(r"utils\.hub |hf://|--exp-name", line)]
+    commands = [
+        line for line in dict.fromkeys(lines) if re.search(r"utils\.hub |hf://|--exp-name", line)
+    ]
     assert len(commands) == 7
     for command in commands:
         words = command.replace("<run>", run.name).split()
         done = subprocess.run(
-            [sys.executable, *words[1:]], cwd=tmp_path, env=os.environ | settings, capture_output=True, text=True
+            [sys.executable, *words[1:]],
+            cwd=tmp_path,
+            env=os.environ | settings,
+            capture_output=True,
+            text=True,
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         last = done.stdout.splitlines()[-1]
-        assert last.startswith(("pushed ", "run folder: runs/", "mean return over 10 episodes: ")), last
+        assert last.startswith(
+            ("pushed ", "run folder: runs/", "mean return over 10 episodes: ")
+        ), last
         assert "Traceback" not in done.stderr

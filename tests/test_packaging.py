@@ -34,7 +34,9 @@ def header(file):
 def test_header_is_in_step_with_pyproject(file):
     told = header(file)
     assert told["requires-python"] == PROJECT["project"]["requires-python"].split(",")[0]
-    bounds = {r for group in [PROJECT["project"]["dependencies"], *EXTRAS.values(), MJLAB] for r in group}
+    bounds = {
+        r for group in [PROJECT["project"]["dependencies"], *EXTRAS.values(), MJLAB] for r in group
+    }
     assert set(told["dependencies"]) <= bounds, "not the bounds of pyproject.toml"
     assert told["dependencies"] == sorted(told["dependencies"])
 
@@ -48,10 +50,19 @@ def test_header_names_what_is_imported(file):
         elif isinstance(node, ast.ImportFrom):
             modules.add(node.module.split(".")[0])
     other_names = {"mujoco_playground": "playground", "cv2": "opencv_python_headless"}
-    third_party = {other_names.get(name, name.lower()) for name in modules - {*sys.stdlib_module_names}}
+    third_party = {
+        other_names.get(name, name.lower()) for name in modules - {*sys.stdlib_module_names}
+    }
     named = {name_of(r).replace("-", "_") for r in header(file)["dependencies"]}
     assert third_party <= named
-    unseen = {"moviepy", "tensorboard", "mujoco", "dm_control", "shimmy", "six"}  # behind Gymnasium, torch.utils and gymnax
+    unseen = {
+        "moviepy",
+        "tensorboard",
+        "mujoco",
+        "dm_control",
+        "shimmy",
+        "six",
+    }  # behind Gymnasium, torch.utils and gymnax
     unseen.add("pyqt5_qt5")  # what EnvPool draws Procgen with
     assert named - third_party <= unseen
 
@@ -71,7 +82,9 @@ def test_extras():
 )
 def test_constraints_are_names_and_versions_only(file, groups):
     lines = (ROOT / file).read_text().splitlines()
-    assert len(lines) > 100 and all(re.fullmatch(r"[a-z0-9.-]+==[\w.]+( ; .*)?", line) for line in lines)
+    assert len(lines) > 100 and all(
+        re.fullmatch(r"[a-z0-9.-]+==[\w.]+( ; .*)?", line) for line in lines
+    )
     pinned = {name_of(line) for line in lines}
     wanted = {name_of(r) for group in groups for r in group} - {"cleanrl"}
     assert wanted <= pinned
@@ -86,9 +99,9 @@ def test_tested_versions_are_the_installed_ones():
 
     pins = (ROOT / "constraints.txt").read_text()
     for module in (gymnasium, numpy, torch):
-        assert re.search(rf"^{module.__name__}=={re.escape(module.__version__.split('+')[0])}( |$)", pins, re.M), (
-            module.__name__
-        )
+        assert re.search(
+            rf"^{module.__name__}=={re.escape(module.__version__.split('+')[0])}( |$)", pins, re.M
+        ), module.__name__
 
 
 @needs_uv
@@ -96,10 +109,14 @@ def test_requirements_are_in_step(tmp_path):
     for name in ("pyproject.toml", "constraints.txt", "Makefile"):
         shutil.copy(ROOT / name, tmp_path)
     environment = os.environ | {"PATH": f"{Path(UV).parent}{os.pathsep}{os.environ['PATH']}"}
-    done = subprocess.run(["make", "requirements"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        ["make", "requirements"], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     exported = {path.name: path.read_text() for path in (tmp_path / "requirements").iterdir()}
-    assert exported == {path.name: path.read_text() for path in (ROOT / "requirements").iterdir()}, "run: make requirements"
+    assert exported == {
+        path.name: path.read_text() for path in (ROOT / "requirements").iterdir()
+    }, "run: make requirements"
     assert len(exported) == len(EXTRAS) + 1
     assert not re.search(r"://|--", "".join(exported.values())), "names and versions only"
 
@@ -109,19 +126,27 @@ def test_linters(command):
     program, *flags = command.split()
     program = shutil.which(program, path=Path(sys.executable).parent)
     if program.endswith("codespell"):
-        flags = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+        flags = subprocess.run(
+            ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.split()
     done = subprocess.run([program, *flags], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_pre_commit_runs_the_same_linters(tmp_path):
-    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    tracked = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     for name in filter(None, tracked.split("\0")):
         if (ROOT / name).exists():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, tmp_path / name)
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    run = lambda *words: subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)  # noqa: E731
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    }
+    run = lambda *words: subprocess.run(
+        words, cwd=tmp_path, env=environment, capture_output=True, text=True
+    )  # noqa: E731
     run("git", "init", "-q")
     run("git", "add", "-A")
     good = run(sys.executable, "-m", "pre_commit", "run", "--all-files")
@@ -133,8 +158,14 @@ def test_pre_commit_runs_the_same_linters(tmp_path):
 
 def test_workflow_keeps_our_promises():
     workflow = (ROOT / ".github" / "workflows" / "tests.yml").read_text()
-    assert 'python: ["3.11", "3.12", "3.13"]' in workflow and "os: [ubuntu-latest, macos-latest, windows-latest]" in workflow
-    assert PROJECT["project"]["requires-python"] == ">=3.11,<3.14" and "run: make test PYTHON=${{ matrix.python }}" in workflow
+    assert (
+        'python: ["3.11", "3.12", "3.13"]' in workflow
+        and "os: [ubuntu-latest, macos-latest, windows-latest]" in workflow
+    )
+    assert (
+        PROJECT["project"]["requires-python"] == ">=3.11,<3.14"
+        and "run: make test PYTHON=${{ matrix.python }}" in workflow
+    )
     assert (ROOT / ".ci" / "run").read_text().splitlines()[-1] == "exec make test"
 
 
@@ -147,22 +178,57 @@ def test_file_lengths(file):
     command line of many runs at once besides, and 26 lines for the forms that a GPU is faster with; its sibling with a memory
     has 20 lines more for that, the one for continuous actions, in 103 more, normalizers, its environments in Gymnasium's form
     and forces that are added up in a fixed order, and the one for pixels, in 40 more, that form, and frames and lives."""
-    twins = {"ppo": 280, "ppo_atari": 329, "ppo_atari_envpool": 344 + 20, "ppo_atari_lstm": 375, "ppo_continuous_action": 353}
+    twins = {
+        "ppo": 280,
+        "ppo_atari": 329,
+        "ppo_atari_envpool": 344 + 20,
+        "ppo_atari_lstm": 375,
+        "ppo_continuous_action": 353,
+    }
     twins |= {"ppo_continuous_lstm": 353, "ppo_multidiscrete": 320, "rpo_continuous_action": 332}
-    twins |= {"dqn": 248 + 5, "c51": 279 + 5, "dqn_atari": 271 + 40 + 20 + 5, "c51_atari": 302 + 40 + 5}
-    twins |= {"rainbow_atari": 529 - 40}  # no longer than its twin, which has its replay buffer in it
-    twins |= {"ddpg_continuous_action": 265 + 40 + 20 + 5, "td3_continuous_action": 317 + 40 + 20 + 5}
+    twins |= {
+        "dqn": 248 + 5,
+        "c51": 279 + 5,
+        "dqn_atari": 271 + 40 + 20 + 5,
+        "c51_atari": 302 + 40 + 5,
+    }
+    twins |= {
+        "rainbow_atari": 529 - 40
+    }  # no longer than its twin, which has its replay buffer in it
+    twins |= {
+        "ddpg_continuous_action": 265 + 40 + 20 + 5,
+        "td3_continuous_action": 317 + 40 + 20 + 5,
+    }
     twins |= {"sac_continuous_action": 324 + 40 + 20 + 5, "sac_atari": 343 + 40 + 5}
-    twins |= {"dqn_jax": 269 + 30 + 12, "c51_jax": 305 + 30 + 12, "dqn_atari_jax": 299 + 40 + 5, "c51_atari_jax": 341 + 40 + 5}
-    twins |= {"ddpg_continuous_action_jax": 318, "td3_continuous_action_jax": 361, "sac_continuous_action_jax": 324 + 40 + 5}
+    twins |= {
+        "dqn_jax": 269 + 30 + 12,
+        "c51_jax": 305 + 30 + 12,
+        "dqn_atari_jax": 299 + 40 + 5,
+        "c51_atari_jax": 341 + 40 + 5,
+    }
+    twins |= {
+        "ddpg_continuous_action_jax": 318,
+        "td3_continuous_action_jax": 361,
+        "sac_continuous_action_jax": 324 + 40 + 5,
+    }
     twins |= {"ppo_jax": 444 + 26, "ppo_rnn_jax": 444 + 20, "ppo_jaxtari_jax": 444 + 40}
-    twins |= {"tqc_continuous_action_jax": 309, "droq_continuous_action_jax": 309, "crossq_continuous_action_jax": 309 + 36}
+    twins |= {
+        "tqc_continuous_action_jax": 309,
+        "droq_continuous_action_jax": 309,
+        "crossq_continuous_action_jax": 309 + 36,
+    }
     twins |= {"ppo_rnd_envpool": 539, "ppo_continuous_action_jax": 444 + 103}
     twins |= {"ppo_procgen": 346 + 40 + 20, "ppg_procgen": 480}
     twins |= {"ppo_atari_envpool_xla_jax": 452, "ppo_atari_envpool_xla_jax_scan": 522}
-    twins |= {"ppo_atari_multigpu": 403 + 12}  # more for processes that meet across machines, and may be lost
-    twins |= {"ppo_continuous_action_isaacgym": 393 + 40 + 21}  # wrappers, of environments of two kinds
-    twins |= {"ppo_pettingzoo_ma_atari": 313 + 40 + 97}  # wrappers, and Elo ratings, which the twin does not have
+    twins |= {
+        "ppo_atari_multigpu": 403 + 12
+    }  # more for processes that meet across machines, and may be lost
+    twins |= {
+        "ppo_continuous_action_isaacgym": 393 + 40 + 21
+    }  # wrappers, of environments of two kinds
+    twins |= {
+        "ppo_pettingzoo_ma_atari": 313 + 40 + 97
+    }  # wrappers, and Elo ratings, which the twin does not have
     assert len(file.read_text().splitlines()) <= twins[file.stem] + 40
 
 
@@ -173,7 +239,11 @@ def uv_run(folder, torch_version, *flags):
         held = f'# [tool.uv]\n# constraint-dependencies = ["torch=={torch_version}"]\n# ///\n"""'
         source = source.replace('# ///\n"""', held, 1)
     (folder / "ppo.py").write_text(source)
-    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV", "UV_PROJECT_ENVIRONMENT")}
+    environment = {
+        k: v
+        for k, v in os.environ.items()
+        if k not in ("PYTHONPATH", "VIRTUAL_ENV", "UV_PROJECT_ENVIRONMENT")
+    }
     environment["UV_FIND_LINKS"] = os.environ.get("PIP_FIND_LINKS", "")
     command = [UV, "run", "ppo.py", "--total-timesteps", "2048", *flags]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)

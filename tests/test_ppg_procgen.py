@@ -11,7 +11,18 @@ from tests.harness import FILES, only_run, probe, read_checkpoint, same, scalars
 from tests.test_ppo_procgen import JUMPER, agent_by_hand, hidden_by_hand, make_envs, mean_of_last
 
 envpool = pytest.importorskip("envpool")
-SMALL = ("--num-envs", 4, "--num-steps", 4, "--num-minibatches", 1, "--n-iteration", 2, "--e-auxiliary", 1)
+SMALL = (
+    "--num-envs",
+    4,
+    "--num-steps",
+    4,
+    "--num-minibatches",
+    1,
+    "--n-iteration",
+    2,
+    "--e-auxiliary",
+    1,
+)
 
 
 @pytest.fixture
@@ -30,7 +41,9 @@ def phases(file, folder, *flags, env_id="RandomEnds", policy=None, auxiliary=Non
 
     def look(names):
         done[names["iteration"]] = done.get(names["iteration"], 0) + 1
-        of_policy = names["args"].num_minibatches * max(names["args"].e_policy, names["args"].v_value)
+        of_policy = names["args"].num_minibatches * max(
+            names["args"].e_policy, names["args"].v_value
+        )
         watch = policy if done[names["iteration"]] <= of_policy else auxiliary
         if watch:
             watch(names)
@@ -45,7 +58,10 @@ def test_ppg_1_the_value_does_not_move_the_shared_network(file, tmp_path):
     agent = make_agent(file)
     obs = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
     agent(obs)[1].sum().backward()
-    assert {name for name, p in agent.named_parameters() if p.grad is not None} == {"critic.weight", "critic.bias"}
+    assert {name for name, p in agent.named_parameters() if p.grad is not None} == {
+        "critic.weight",
+        "critic.bias",
+    }
     expected = agent_by_hand(agent, obs)
     torch.testing.assert_close(agent(obs)[0], expected[0], atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(agent(obs)[1], expected[1], atol=1e-5, rtol=1e-4)
@@ -58,7 +74,11 @@ def test_ppg_2_the_auxiliary_value_does(file, tmp_path):
     expected = hidden_by_hand(agent, obs) @ agent.aux_critic.weight[0] + agent.aux_critic.bias
     torch.testing.assert_close(value, expected, atol=1e-5, rtol=1e-4)
     value.sum().backward()
-    moved = {name.split(".")[0] for name, p in agent.named_parameters() if p.grad is not None and p.grad.abs().max() > 0}
+    moved = {
+        name.split(".")[0]
+        for name, p in agent.named_parameters()
+        if p.grad is not None and p.grad.abs().max() > 0
+    }
     assert moved == {"network", "aux_critic"}
 
 
@@ -76,13 +96,22 @@ def test_ppg_4_advantages_are_normalized_by_rollout(file, tmp_path, normalized):
     seen = []
 
     def look(names):
-        real, raw = ~names["is_last"][:-1].flatten(), torch.from_numpy(names["advantages"]).flatten()
-        expected = (raw - raw[real].mean()) / (raw[real].std(correction=0) + 1e-8) if normalized else raw
-        torch.testing.assert_close(names["b_advantages"][real], expected[real], atol=1e-5, rtol=1e-5)
+        real, raw = (
+            ~names["is_last"][:-1].flatten(),
+            torch.from_numpy(names["advantages"]).flatten(),
+        )
+        expected = (
+            (raw - raw[real].mean()) / (raw[real].std(correction=0) + 1e-8) if normalized else raw
+        )
+        torch.testing.assert_close(
+            names["b_advantages"][real], expected[real], atol=1e-5, rtol=1e-5
+        )
         torch.testing.assert_close(names["mb_advantages"], names["b_advantages"][names["mb"]])
         seen.append(real.sum().item())
 
-    flags = ("--num-minibatches", 4, "--total-timesteps", 16) + (() if normalized else ("--no-adv-norm-fullbatch",))
+    flags = ("--num-minibatches", 4, "--total-timesteps", 16) + (
+        () if normalized else ("--no-adv-norm-fullbatch",)
+    )
     phases(file, tmp_path, *flags, policy=look)
     assert len(seen) == 4 and seen[0] < 16, "a row must be left out"
 
@@ -92,11 +121,25 @@ def test_ppg_5_policy_and_value_have_their_own_epochs(file, tmp_path, e_policy, 
     moved = []
 
     def look(names):
-        parts = {name.split(".")[0] for name, p in names["agent"].named_parameters() if p.grad is not None}
+        parts = {
+            name.split(".")[0]
+            for name, p in names["agent"].named_parameters()
+            if p.grad is not None
+        }
         moved.append((parts >= {"network", "actor"}, "critic" in parts))
         assert "aux_critic" not in parts
 
-    phases(file, tmp_path, "--e-policy", e_policy, "--v-value", v_value, "--total-timesteps", 16, policy=look)
+    phases(
+        file,
+        tmp_path,
+        "--e-policy",
+        e_policy,
+        "--v-value",
+        v_value,
+        "--total-timesteps",
+        16,
+        policy=look,
+    )
     assert moved == [(i < e_policy, i < v_value) for i in range(max(e_policy, v_value))]
 
 
@@ -105,7 +148,10 @@ def test_gradient_of_the_policy_phase(file, tmp_path):
     compared = []
 
     def look(names):
-        agent, real = copy.deepcopy(names["agent"]), names["mb"][names["b_is_real"][names["mb"]] > 0]
+        agent, real = (
+            copy.deepcopy(names["agent"]),
+            names["mb"][names["b_is_real"][names["mb"]] > 0],
+        )
         log_probs, value = agent_by_hand(agent, names["b_obs"][real])
         policy = torch.distributions.Categorical(logits=log_probs)
         ratio = torch.exp(policy.log_prob(names["b_actions"][real]) - names["b_logprobs"][real])
@@ -113,14 +159,33 @@ def test_gradient_of_the_policy_phase(file, tmp_path):
         gain = torch.minimum(ratio * advantages, torch.clip(ratio, 0.8, 1.2) * advantages)
         policy_loss = -gain.mean() - 0.3 * policy.entropy().mean()
         near = names["b_values"][real] + torch.clip(value - names["b_values"][real], -0.2, 0.2)
-        error = torch.maximum((value - names["b_returns"][real]) ** 2, (near - names["b_returns"][real]) ** 2)
-        for name, loss in (("actor", policy_loss), ("network", policy_loss), ("critic", 0.7 * error.mean() / 2)):
-            expected = torch.autograd.grad(loss, list(getattr(agent, name).parameters()), retain_graph=True)
+        error = torch.maximum(
+            (value - names["b_returns"][real]) ** 2, (near - names["b_returns"][real]) ** 2
+        )
+        for name, loss in (
+            ("actor", policy_loss),
+            ("network", policy_loss),
+            ("critic", 0.7 * error.mean() / 2),
+        ):
+            expected = torch.autograd.grad(
+                loss, list(getattr(agent, name).parameters()), retain_graph=True
+            )
             for p, grad in zip(getattr(names["agent"], name).parameters(), expected, strict=True):
                 torch.testing.assert_close(p.grad, grad, atol=1e-4, rtol=1e-3)
         compared.append(len(real))
 
-    flags = ("--vf-coef", 0.7, "--ent-coef", 0.3, "--max-grad-norm", 1e9, "--e-policy", 2, "--v-value", 2)
+    flags = (
+        "--vf-coef",
+        0.7,
+        "--ent-coef",
+        0.3,
+        "--max-grad-norm",
+        1e9,
+        "--e-policy",
+        2,
+        "--v-value",
+        2,
+    )
     phases(file, tmp_path, *flags, "--learning-rate", 0.002, "--total-timesteps", 16, policy=look)
     assert len(compared) == 2 and compared[0] < 16
 
@@ -135,7 +200,11 @@ def test_ppg_6_all_rollouts_of_a_phase_and_their_targets_are_distilled(file, tmp
     def keep(names):
         if names["iteration"] == len(rollouts) // 4:
             for e in range(4):
-                kept = names["obs"][:-1, e], torch.from_numpy(names["returns"][:, e]), ~names["is_last"][:-1, e]
+                kept = (
+                    names["obs"][:-1, e],
+                    torch.from_numpy(names["returns"][:, e]),
+                    ~names["is_last"][:-1, e],
+                )
                 rollouts.append([torch.as_tensor(x).clone() for x in kept])
 
     def look(names):
@@ -144,7 +213,9 @@ def test_ppg_6_all_rollouts_of_a_phase_and_their_targets_are_distilled(file, tmp
         assert len(rollouts) == first + 8, "the policy phase is over"
         for place, row in enumerate(names["rows"].tolist()):
             obs, returns, is_real = rollouts[first + row]
-            assert torch.equal(names["aux_obs"][row], obs) and torch.equal(names["aux_is_real"][row] > 0, is_real)
+            assert torch.equal(names["aux_obs"][row], obs) and torch.equal(
+                names["aux_is_real"][row] > 0, is_real
+            )
             torch.testing.assert_close(names["targets"].view(-1, 4)[place], returns)
             assert (names["weights"].view(-1, 4)[place] > 0).tolist() == is_real.tolist()
         seen.append(names["rows"].tolist())
@@ -154,8 +225,12 @@ def test_ppg_6_all_rollouts_of_a_phase_and_their_targets_are_distilled(file, tmp
     assert when == [1] * 8 + [3] * 8, "after every second of five iterations"
     for i in range(0, 16, 4):
         assert sorted(row for rows in seen[i : i + 4] for row in rows) == list(range(8))
-    assert seen[:4] != seen[4:8] and len({tuple(rows) for rows in seen}) > 8, "in another order each time"
-    assert (~torch.stack([is_real for _, _, is_real in rollouts])).any() and names["global_step"] == 80
+    assert seen[:4] != seen[4:8] and len({tuple(rows) for rows in seen}) > 8, (
+        "in another order each time"
+    )
+    assert (~torch.stack([is_real for _, _, is_real in rollouts])).any() and names[
+        "global_step"
+    ] == 80
     logged = scalars(only_run(tmp_path))
     for name in ("aux_value_loss", "real_value_loss", "kl_loss"):
         assert [step for step, _ in logged[f"losses/aux/{name}"]] == [32, 64]
@@ -175,13 +250,44 @@ def test_ppg_7_the_auxiliary_phase_improves_the_values_and_keeps_the_policy(file
     def look(names):
         before.setdefault("agent", copy.deepcopy(names["agent"]))
 
-    flags = ("--num-steps", 8, "--e-auxiliary", 8, "--num-aux-rollouts", 2, "--learning-rate", 0.002, "--gamma", 0.5)
-    names = phases(file, tmp_path, *flags, "--total-timesteps", 64, env_id="ValueFromObs", policy=sharpen, auxiliary=look)
+    flags = (
+        "--num-steps",
+        8,
+        "--e-auxiliary",
+        8,
+        "--num-aux-rollouts",
+        2,
+        "--learning-rate",
+        0.002,
+        "--gamma",
+        0.5,
+    )
+    names = phases(
+        file,
+        tmp_path,
+        *flags,
+        "--total-timesteps",
+        64,
+        env_id="ValueFromObs",
+        policy=sharpen,
+        auxiliary=look,
+    )
     with torch.no_grad():
-        old, new = before["agent"](names["aux_obs"].flatten(0, 1)), names["agent"](names["aux_obs"].flatten(0, 1))
+        old, new = (
+            before["agent"](names["aux_obs"].flatten(0, 1)),
+            names["agent"](names["aux_obs"].flatten(0, 1)),
+        )
     real = names["aux_is_real"].flatten() > 0
-    divergence = torch.nn.functional.kl_div(new[0], old[0], log_target=True, reduction="none").sum(1)[real].mean().item()
-    errors = [[((x - names["aux_returns"].flatten())[real] ** 2).mean().item() for x in values[1:]] for values in (old, new)]
+    divergence = (
+        torch.nn.functional.kl_div(new[0], old[0], log_target=True, reduction="none")
+        .sum(1)[real]
+        .mean()
+        .item()
+    )
+    errors = [
+        [((x - names["aux_returns"].flatten())[real] ** 2).mean().item() for x in values[1:]]
+        for values in (old, new)
+    ]
 
     assert old[0][real].exp().max(1).values.mean() > 0.6, "a policy that is sure"
     assert 0 < divergence < KL_BOUND
@@ -196,27 +302,67 @@ def test_ppg_8_minibatches_are_whole_rollouts(file, tmp_path, accumulated):
     def look(names):
         minibatches.append(names["rows"])
         agent, loss, order = copy.deepcopy(names["agent"]), 0, []
-        if accumulated == 2:  # the rows of the one before are not in sight: it holds the other rollouts
+        if (
+            accumulated == 2
+        ):  # the rows of the one before are not in sight: it holds the other rollouts
             other = torch.tensor([row for row in range(8) if row not in names["rows"].tolist()])
             order = [other]
         for rows in [*order, names["rows"]]:
-            obs, real = names["aux_obs"][rows].flatten(0, 1), names["aux_is_real"][rows].flatten() > 0
-            hidden, old = hidden_by_hand(agent, obs)[real], names["aux_log_probs"][rows].flatten(0, 1)[real]
-            log_probs, targets = agent.actor(hidden).log_softmax(1), names["aux_returns"][rows].flatten()[real]
+            obs, real = (
+                names["aux_obs"][rows].flatten(0, 1),
+                names["aux_is_real"][rows].flatten() > 0,
+            )
+            hidden, old = (
+                hidden_by_hand(agent, obs)[real],
+                names["aux_log_probs"][rows].flatten(0, 1)[real],
+            )
+            log_probs, targets = (
+                agent.actor(hidden).log_softmax(1),
+                names["aux_returns"][rows].flatten()[real],
+            )
             errors = [
-                (head(x)[:, 0] - targets) ** 2 for head, x in ((agent.aux_critic, hidden), (agent.critic, hidden.detach()))
+                (head(x)[:, 0] - targets) ** 2
+                for head, x in ((agent.aux_critic, hidden), (agent.critic, hidden.detach()))
             ]
-            kl = torch.distributions.kl_divergence(*(torch.distributions.Categorical(logits=x) for x in (old, log_probs)))
+            kl = torch.distributions.kl_divergence(
+                *(torch.distributions.Categorical(logits=x) for x in (old, log_probs))
+            )
             loss = loss + ((errors[0] + errors[1]).mean() / 2 + 3 * kl.mean()) / accumulated
         loss.backward()
-        for (name, p), expected in zip(names["agent"].named_parameters(), agent.parameters(), strict=True):
+        for (name, p), expected in zip(
+            names["agent"].named_parameters(), agent.parameters(), strict=True
+        ):
             torch.testing.assert_close(
-                p.grad, expected.grad, atol=1e-4, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}"
+                p.grad,
+                expected.grad,
+                atol=1e-4,
+                rtol=1e-3,
+                msg=lambda text, name=name: f"{name}: {text}",
             )
         compared.append(float(names["kl_loss"].detach()))
 
-    flags = ("--beta-clone", 3, "--num-aux-rollouts", 4, "--n-aux-grad-accum", accumulated, "--max-grad-norm", 1e9)
-    phases(file, tmp_path, *flags, "--e-auxiliary", 2, "--total-timesteps", 32, "--learning-rate", 0.002, auxiliary=look)
+    flags = (
+        "--beta-clone",
+        3,
+        "--num-aux-rollouts",
+        4,
+        "--n-aux-grad-accum",
+        accumulated,
+        "--max-grad-norm",
+        1e9,
+    )
+    phases(
+        file,
+        tmp_path,
+        *flags,
+        "--e-auxiliary",
+        2,
+        "--total-timesteps",
+        32,
+        "--learning-rate",
+        0.002,
+        auxiliary=look,
+    )
     assert len(minibatches) == 4 // accumulated and all(len(rows) == 4 for rows in minibatches)
     assert compared[0] == pytest.approx(0, abs=1e-6) and compared[-1] > 1e-7
 
@@ -229,14 +375,24 @@ def test_ppg_9_images_are_kept_as_bytes(file, tmp_path):
     assert names["aux_obs"].nbytes == names["aux_bytes"] == 2 * 4 * 4 * 3 * 64 * 64
     with pytest.raises(SystemExit) as refusal:
         train(file, tmp_path / "refused", "--n-iteration", 100_000)
-    assert refusal.value.code == "the images of 100000 iterations take 20132.7 GB, more than there is here"
+    assert (
+        refusal.value.code
+        == "the images of 100000 iterations take 20132.7 GB, more than there is here"
+    )
     assert not list((tmp_path / "refused").iterdir())
 
 
 @pytest.mark.parametrize("stop_at", [3, 4])
 def test_a_resumed_run_repeats_the_phase_it_was_in(file, tmp_path, stop_at):
     """Stopped in the middle of the second policy phase, or at its end before the auxiliary phase: nothing is lost or twice."""
-    flags = ("--env-id", probe(file, "TruncatedEveryStep"), *SMALL, "--total-timesteps", 80, "--anneal-lr")
+    flags = (
+        "--env-id",
+        probe(file, "TruncatedEveryStep"),
+        *SMALL,
+        "--total-timesteps",
+        80,
+        "--anneal-lr",
+    )
     train(file, tmp_path / "whole", *flags)
     update = tqdm.update
 
@@ -254,8 +410,12 @@ def test_a_resumed_run_repeats_the_phase_it_was_in(file, tmp_path, stop_at):
     }
     train(file, tmp_path / "cut", "--resume", run)
     whole, cut = read_checkpoint(only_run(tmp_path / "whole")), read_checkpoint(run)
-    assert {name: same(whole[name], cut[name]) for name in whole} == dict.fromkeys(whole, True) and cut["global_step"] == 80
-    curves = [repr({**scalars(run), "charts/SPS": None}) for run in (run, only_run(tmp_path / "whole"))]  # not all numbers
+    assert {name: same(whole[name], cut[name]) for name in whole} == dict.fromkeys(
+        whole, True
+    ) and cut["global_step"] == 80
+    curves = [
+        repr({**scalars(run), "charts/SPS": None}) for run in (run, only_run(tmp_path / "whole"))
+    ]  # not all numbers
     assert curves[0] == curves[1]
 
 
@@ -263,7 +423,14 @@ def test_a_checkpoint_within_a_phase_is_of_another_run(file, tmp_path):
     flags = ("--env-id", probe(file, "ConstantValue"), *SMALL, "--total-timesteps", 48)
     train(file, tmp_path, *flags)
     run = only_run(tmp_path)
-    for step, is_right in ((48, True), (32, True), (0, True), (16, False), (64, False), (-32, False)):
+    for step, is_right in (
+        (48, True),
+        (32, True),
+        (0, True),
+        (16, False),
+        (64, False),
+        (-32, False),
+    ):
         torch.save(read_checkpoint(run) | {"global_step": step}, run / "checkpoint.pt")
         if is_right:
             train(file, tmp_path, "--resume", run)
@@ -281,14 +448,24 @@ def test_a_checkpoint_within_a_phase_is_of_another_run(file, tmp_path):
         (("--v-value", 0), "v_value > 0 must hold"),
         (("--e-auxiliary", 0), "e_auxiliary > 0 must hold"),
         (("--beta-clone", "nan"), "0 <= beta_clone < 1e9 must hold"),
-        (("--num-aux-rollouts", 3), "n_iteration * num_envs % (num_aux_rollouts * n_aux_grad_accum) == 0 must hold"),
-        (("--n-aux-grad-accum", 5), "n_iteration * num_envs % (num_aux_rollouts * n_aux_grad_accum) == 0 must hold"),
+        (
+            ("--num-aux-rollouts", 3),
+            "n_iteration * num_envs % (num_aux_rollouts * n_aux_grad_accum) == 0 must hold",
+        ),
+        (
+            ("--n-aux-grad-accum", 5),
+            "n_iteration * num_envs % (num_aux_rollouts * n_aux_grad_accum) == 0 must hold",
+        ),
     ],
 )
 def test_bad_commands_get_one_line(file, tmp_path, flags, words):
     with pytest.raises(SystemExit) as refusal:
         train(file, tmp_path, *flags)
-    assert words in refusal.value.code and "\n" not in refusal.value.code and not list(tmp_path.iterdir())
+    assert (
+        words in refusal.value.code
+        and "\n" not in refusal.value.code
+        and not list(tmp_path.iterdir())
+    )
 
 
 # learning
@@ -299,6 +476,28 @@ def test_bad_commands_get_one_line(file, tmp_path, flags, words):
 def test_learns_a_level_of_jumper(file, tmp_path):
     """Its first one, where the carrot lies a step to the left: random play has 6.75 (of 3260 episodes); with seed 1,
     all of the last hundred episodes had 10."""
-    flags = ("--num-envs", 16, "--num-steps", 16, "--num-minibatches", 2, "--e-policy", 2, "--v-value", 2)
-    train(file, tmp_path, *JUMPER, *flags, "--n-iteration", 4, "--e-auxiliary", 2, "--total-timesteps", 2048)
+    flags = (
+        "--num-envs",
+        16,
+        "--num-steps",
+        16,
+        "--num-minibatches",
+        2,
+        "--e-policy",
+        2,
+        "--v-value",
+        2,
+    )
+    train(
+        file,
+        tmp_path,
+        *JUMPER,
+        *flags,
+        "--n-iteration",
+        4,
+        "--e-auxiliary",
+        2,
+        "--total-timesteps",
+        2048,
+    )
     assert mean_of_last(tmp_path, 100) > 9.5

@@ -14,10 +14,26 @@ import torch
 
 from tests.harness import FILES, flat_grad, only_run, probe, scalars, train
 
-BREAKOUT, PONG, MS_PACMAN, SPACE_INVADERS = "BreakoutNoFrameskip-v4", "ALE/Pong-v5", "ALE/MsPacman-v5", "ALE/SpaceInvaders-v5"
+BREAKOUT, PONG, MS_PACMAN, SPACE_INVADERS = (
+    "BreakoutNoFrameskip-v4",
+    "ALE/Pong-v5",
+    "ALE/MsPacman-v5",
+    "ALE/SpaceInvaders-v5",
+)
 ROMS = {BREAKOUT: "breakout", "ALE/Breakout-v5": "breakout", PONG: "pong", MS_PACMAN: "ms_pacman"}
 ROMS = {**ROMS, SPACE_INVADERS: "space_invaders"}
-SMALL = ("--num-envs", 4, "--num-steps", 8, "--num-minibatches", 2, "--update-epochs", 1, "--total-timesteps", 32)
+SMALL = (
+    "--num-envs",
+    4,
+    "--num-steps",
+    8,
+    "--num-minibatches",
+    2,
+    "--update-epochs",
+    1,
+    "--total-timesteps",
+    32,
+)
 
 
 @pytest.fixture
@@ -48,14 +64,26 @@ class PlainGame:
     def reset(self, waited):
         """A new game that has waited for so many frames: ale_py presses FIRE first, and then nothing for a while."""
         self.ale.reset_game()
-        self.frames, self.score, self.steps, self.is_over, self.lost = [np.zeros((84, 84), np.uint8)] * 4, 0, 0, False, False
+        self.frames, self.score, self.steps, self.is_over, self.lost = (
+            [np.zeros((84, 84), np.uint8)] * 4,
+            0,
+            0,
+            False,
+            False,
+        )
         for i in range(waited):
             self.ale.act(ale_py.Action.FIRE if i == 0 and self.has_fire else ale_py.Action.NOOP)
         return self.look(self.ale.getScreenGrayscale())
 
     def step(self, action):
         """The observation, reward, terminated, truncated, and the score and length of a game that is over."""
-        action = self.action_set[action] if not self.lost else ale_py.Action.FIRE if self.has_fire else ale_py.Action.NOOP
+        action = (
+            self.action_set[action]
+            if not self.lost
+            else ale_py.Action.FIRE
+            if self.has_fire
+            else ale_py.Action.NOOP
+        )
         lives, reward, screens = self.ale.lives(), 0, []
         for _ in range(4):
             if not self.ale.game_over():
@@ -77,7 +105,10 @@ def play(envs, env_id, steps, max_steps=None):
     games = [PlainGame(env_id, max_steps) for _ in range(envs.num_envs)]
     obs, infos = envs.reset(seed=3)
     assert obs.shape == (len(games), 4, 84, 84) and obs.dtype == np.uint8
-    expected = [game.reset(waited) for game, waited in zip(games, infos["episode_frame_number"], strict=True)]
+    expected = [
+        game.reset(waited)
+        for game, waited in zip(games, infos["episode_frame_number"], strict=True)
+    ]
     history = [[(first, *[np.zeros(len(games))] * 5)] for first in (obs, np.stack(expected))]
     rng = np.random.default_rng(4)
     for _ in range(steps):
@@ -87,12 +118,16 @@ def play(envs, env_id, steps, max_steps=None):
         history[0].append((*answer, episode["r"], episode["l"]))
         expected = [
             (game.reset(waited), 0, False, False, 0, 0) if game.is_over else game.step(action)
-            for game, action, waited in zip(games, actions, infos["episode_frame_number"], strict=True)
+            for game, action, waited in zip(
+                games, actions, infos["episode_frame_number"], strict=True
+            )
         ]
         history[1].append([np.stack(x) for x in zip(*expected, strict=True)])
     envs.close()
     names = ("obs", "rewards", "terminated", "truncated", "returns", "lengths")
-    return [dict(zip(names, map(np.stack, zip(*rows, strict=True)), strict=True)) for rows in history]
+    return [
+        dict(zip(names, map(np.stack, zip(*rows, strict=True)), strict=True)) for rows in history
+    ]
 
 
 # the 9 Atari details
@@ -104,20 +139,27 @@ def test_atari_1_up_to_30_no_ops_start_a_game(file, tmp_path):
     waits = set()
     for _ in range(50):
         obs, infos = envs.reset()
-        waits |= {(int(waited), frames.tobytes()) for waited, frames in zip(infos["episode_frame_number"], obs, strict=True)}
+        waits |= {
+            (int(waited), frames.tobytes())
+            for waited, frames in zip(infos["episode_frame_number"], obs, strict=True)
+        }
     assert {waited for waited, _ in waits} <= set(range(31)) and len(waits) > 20
     assert min(waits)[0] < 3 and max(waits)[0] > 27
     assert all(frames == game.reset(waited).tobytes() for waited, frames in waits)
 
 
 def test_atari_2_four_frames_a_step_and_the_brighter_of_the_last_two(file, tmp_path):
-    seen, expected = play(make_envs(file, BREAKOUT, num_envs=1), BREAKOUT, 12)  # in which the ball is at two places
+    seen, expected = play(
+        make_envs(file, BREAKOUT, num_envs=1), BREAKOUT, 12
+    )  # in which the ball is at two places
     np.testing.assert_array_equal(seen["obs"], expected["obs"])
 
 
 def test_atari_3_a_lost_life_ends_the_episode_but_not_the_game(file, tmp_path):
     seen, expected = play(make_envs(file, BREAKOUT), BREAKOUT, 70)
-    assert expected["terminated"].sum() >= 4 and not expected["lengths"].any(), "lives must be lost, but no game"
+    assert expected["terminated"].sum() >= 4 and not expected["lengths"].any(), (
+        "lives must be lost, but no game"
+    )
     for name in ("terminated", "truncated", "obs", "lengths"):
         np.testing.assert_array_equal(seen[name], expected[name])
 
@@ -125,7 +167,9 @@ def test_atari_3_a_lost_life_ends_the_episode_but_not_the_game(file, tmp_path):
 def test_atari_4_fire_starts_a_game_and_every_life(file, tmp_path):
     seen, expected = play(make_envs(file, BREAKOUT), BREAKOUT, 40)
     assert expected["terminated"][:35].any(), "a life must be lost, and some steps follow"
-    np.testing.assert_array_equal(seen["obs"][:10], expected["obs"][:10], "from the start of the game")
+    np.testing.assert_array_equal(
+        seen["obs"][:10], expected["obs"][:10], "from the start of the game"
+    )
     np.testing.assert_array_equal(seen["obs"], expected["obs"], "and after a lost life")
 
 
@@ -140,7 +184,9 @@ def test_atari_6_rewards_are_clipped_to_their_sign_for_learning_only(file, tmp_p
     names = train(file, tmp_path, "--env-id", probe(file, "RandomEnds"), *SMALL)
     assert {-1, 1} <= set(names["rewards"].flatten().tolist()) <= {-1, 0, 1}
     returns = [value for _, value in scalars(only_run(tmp_path))["charts/episodic_return"]]
-    assert len(returns) > 4 and all(value != round(value) for value in returns), "what is reported is not clipped"
+    assert len(returns) > 4 and all(value != round(value) for value in returns), (
+        "what is reported is not clipped"
+    )
 
 
 def test_atari_7_the_last_four_frames_are_stacked(file, tmp_path):
@@ -148,7 +194,9 @@ def test_atari_7_the_last_four_frames_are_stacked(file, tmp_path):
     obs = [envs.reset(seed=1)[0][0], *[envs.step(np.array([t % 4]))[0][0] for t in range(15)]]
     assert len({frames[-1].tobytes() for frames in obs}) == 16, "the picture must move"
     for before, after in pairwise(obs):
-        assert len(after) == 4 and np.array_equal(after[:-1], before[1:]), "oldest first, newest last"
+        assert len(after) == 4 and np.array_equal(after[:-1], before[1:]), (
+            "oldest first, newest last"
+        )
 
 
 def test_atari_8_one_nature_cnn_for_policy_and_value(file, tmp_path):
@@ -162,17 +210,23 @@ def test_atari_8_one_nature_cnn_for_policy_and_value(file, tmp_path):
     assert [layer.stride for layer in layers[:3]] == [(4, 4), (2, 2), (1, 1)]
     for layer, gain in zip(layers, (2**0.5, 2**0.5, 2**0.5, 2**0.5, 0.01, 1.0), strict=True):
         weight = layer.weight.flatten(1)
-        torch.testing.assert_close(weight @ weight.T, gain**2 * torch.eye(len(weight)), atol=1e-4, rtol=0)
+        torch.testing.assert_close(
+            weight @ weight.T, gain**2 * torch.eye(len(weight)), atol=1e-4, rtol=0
+        )
         assert layer.bias.abs().max() == 0
 
     obs = torch.randint(256, (5, 4, 84, 84), dtype=torch.uint8)
     hidden = agent_by_hand(agent, obs)[2]
-    assert hidden.shape == (5, 512) and hidden.min() == 0 < hidden.max(), "a rectifier ends the shared part"
+    assert hidden.shape == (5, 512) and hidden.min() == 0 < hidden.max(), (
+        "a rectifier ends the shared part"
+    )
     for output in (0, 1):
         agent.zero_grad()
         agent(obs)[output].square().sum().backward()
         grads = [layer.weight.grad for layer in layers[:4]]
-        assert all(grad is not None and grad.abs().max() > 0 for grad in grads), "both heads teach the shared part"
+        assert all(grad is not None and grad.abs().max() > 0 for grad in grads), (
+            "both heads teach the shared part"
+        )
 
 
 def test_atari_9_pixels_are_scaled_to_0_and_1(file, tmp_path):
@@ -188,7 +242,9 @@ def test_atari_9_pixels_are_scaled_to_0_and_1(file, tmp_path):
 
 def agent_by_hand(agent, obs):
     """Log-probabilities, values and what both heads look at, layer by layer."""
-    conv1, conv2, conv3, linear, actor, critic = (layer for layer in agent.modules() if hasattr(layer, "weight"))
+    conv1, conv2, conv3, linear, actor, critic = (
+        layer for layer in agent.modules() if hasattr(layer, "weight")
+    )
     x = obs.float() / 255
     for conv, stride in ((conv1, 4), (conv2, 2), (conv3, 1)):
         x = torch.relu(torch.nn.functional.conv2d(x, conv.weight, conv.bias, stride))
@@ -203,20 +259,32 @@ def agent_by_hand(agent, obs):
 @pytest.mark.parametrize("env_id", [BREAKOUT, PONG, MS_PACMAN])
 def test_games_match_a_plain_reference(file, tmp_path, monkeypatch, env_id):
     """Bit for bit, also where a game is cut short and the next one starts."""
-    monkeypatch.setattr(gym, "make_vec", functools.partial(gym.make_vec, max_num_frames_per_episode=4 * 40))
+    monkeypatch.setattr(
+        gym, "make_vec", functools.partial(gym.make_vec, max_num_frames_per_episode=4 * 40)
+    )
     seen, expected = play(make_envs(file, env_id), env_id, 60, max_steps=40)
     assert expected["truncated"].sum() == 2
     for name in seen:
         np.testing.assert_array_equal(seen[name], expected[name], name)
 
 
-@pytest.mark.parametrize(("env_id", "steps", "max_steps"), [(BREAKOUT, 200, None), (SPACE_INVADERS, 105, 100)])
+@pytest.mark.parametrize(
+    ("env_id", "steps", "max_steps"), [(BREAKOUT, 200, None), (SPACE_INVADERS, 105, 100)]
+)
 def test_returns_match_the_emulators_score(file, tmp_path, monkeypatch, env_id, steps, max_steps):
     """Over all lives, whether the game ends or is cut short, and not clipped."""
-    monkeypatch.setattr(gym, "make_vec", functools.partial(gym.make_vec, max_num_frames_per_episode=4 * (max_steps or 27_000)))
+    monkeypatch.setattr(
+        gym,
+        "make_vec",
+        functools.partial(gym.make_vec, max_num_frames_per_episode=4 * (max_steps or 27_000)),
+    )
     seen, expected = play(make_envs(file, env_id), env_id, steps, max_steps)
-    assert expected["returns"].sum() > 2 and (expected["lengths"] > 0).sum() >= 2, "there must be games with points"
-    assert env_id == BREAKOUT or expected["rewards"].max() > 1, "one of them in which clipping would show"
+    assert expected["returns"].sum() > 2 and (expected["lengths"] > 0).sum() >= 2, (
+        "there must be games with points"
+    )
+    assert env_id == BREAKOUT or expected["rewards"].max() > 1, (
+        "one of them in which clipping would show"
+    )
     for name in ("rewards", "returns", "lengths"):
         np.testing.assert_array_equal(seen[name], expected[name], name)
 
@@ -274,7 +342,9 @@ def test_after_a_lost_life_the_action_does_not_count(file, tmp_path, env_id, pre
 
 def test_a_new_game_is_not_a_lost_life(file, tmp_path, monkeypatch):
     """Not even where it has fewer lives than the last one had when it was cut short: some games give them as prizes."""
-    monkeypatch.setattr(gym, "make_vec", functools.partial(gym.make_vec, max_num_frames_per_episode=4))
+    monkeypatch.setattr(
+        gym, "make_vec", functools.partial(gym.make_vec, max_num_frames_per_episode=4)
+    )
     envs = make_envs(file, MS_PACMAN, num_envs=1)
     envs.reset(seed=1)
     envs.lives = envs.lives + 1  # as if it had won one
@@ -292,7 +362,19 @@ def test_a_new_game_is_not_a_lost_life(file, tmp_path, monkeypatch):
 def test_seeds_fit_the_emulators_31_bits(file, tmp_path):
     """Of this one, NumPy makes a number beyond them."""
     assert int(np.random.SeedSequence((2, 0)).generate_state(1)[0]) >= 2**31
-    flags = (*SMALL, "--num-envs", 1, "--num-steps", 4, "--num-minibatches", 1, "--total-timesteps", 4, "--seed", 2)
+    flags = (
+        *SMALL,
+        "--num-envs",
+        1,
+        "--num-steps",
+        4,
+        "--num-minibatches",
+        1,
+        "--total-timesteps",
+        4,
+        "--seed",
+        2,
+    )
     assert train(file, tmp_path, *flags)["global_step"] == 4
 
 
@@ -302,7 +384,11 @@ def test_videos_show_the_newest_frame(file, tmp_path):
     for _ in range(3):
         obs, *_ = envs.step(np.array([1, 2]))
     images = envs.render()
-    assert envs.render_mode == "rgb_array" and "rgb_array" in envs.metadata["render_modes"] and len(images) == 2
+    assert (
+        envs.render_mode == "rgb_array"
+        and "rgb_array" in envs.metadata["render_modes"]
+        and len(images) == 2
+    )
     for image, frames in zip(images, obs, strict=True):
         assert image.shape == (336, 336, 3) and image.dtype == np.uint8
         enlarged = cv2.resize(frames[-1], (336, 336), interpolation=cv2.INTER_NEAREST)
@@ -312,9 +398,33 @@ def test_videos_show_the_newest_frame(file, tmp_path):
 # known answers
 
 
-PROBE_FLAGS = ("--num-envs", 4, "--num-steps", 8, "--num-minibatches", 4, "--learning-rate", 0.001, "--gamma", 0.5)
-PROBE_FLAGS = (*PROBE_FLAGS, "--ent-coef", 0, "--no-clip-vloss")  # clipped, the value moves too slowly for a short test
-ACTION_FLAGS = (*PROBE_FLAGS, "--total-timesteps", 384, "--learning-rate", 0.0005, "--ent-coef", 0.1)
+PROBE_FLAGS = (
+    "--num-envs",
+    4,
+    "--num-steps",
+    8,
+    "--num-minibatches",
+    4,
+    "--learning-rate",
+    0.001,
+    "--gamma",
+    0.5,
+)
+PROBE_FLAGS = (
+    *PROBE_FLAGS,
+    "--ent-coef",
+    0,
+    "--no-clip-vloss",
+)  # clipped, the value moves too slowly for a short test
+ACTION_FLAGS = (
+    *PROBE_FLAGS,
+    "--total-timesteps",
+    384,
+    "--learning-rate",
+    0.0005,
+    "--ent-coef",
+    0.1,
+)
 
 
 def images_of(histories):
@@ -323,9 +433,13 @@ def images_of(histories):
     return torch.tensor(np.array(grays).astype(np.uint8))[:, :, None, None].expand(-1, -1, 84, 84)
 
 
-@pytest.mark.parametrize(("name", "values"), [("ConstantValue", {0: 1}), ("LateEnds", {(-0.5,) * 4: 1, (0.5,) * 4: 2})])
+@pytest.mark.parametrize(
+    ("name", "values"), [("ConstantValue", {0: 1}), ("LateEnds", {(-0.5,) * 4: 1, (0.5,) * 4: 2})]
+)
 def test_values_of_probes(file, tmp_path, name, values):
-    names = train(file, tmp_path, "--env-id", probe(file, name), *PROBE_FLAGS, "--total-timesteps", 384)
+    names = train(
+        file, tmp_path, "--env-id", probe(file, name), *PROBE_FLAGS, "--total-timesteps", 384
+    )
     with torch.no_grad():
         learned = names["agent"](images_of(values))[1].tolist()
     assert learned == pytest.approx(list(values.values()), abs=0.25)
@@ -335,7 +449,9 @@ def test_actions_of_probes(file, tmp_path):
     """Acting through load_policy in fresh environments, as every evaluation does."""
     names = train(file, tmp_path, "--env-id", probe(file, "ActionAndObsMatter"), *ACTION_FLAGS)
     envs = names["make_envs"](names["args"], 8)
-    policy = names["load_policy"](torch.load(only_run(tmp_path) / "checkpoint.pt", weights_only=True), envs)
+    policy = names["load_policy"](
+        torch.load(only_run(tmp_path) / "checkpoint.pt", weights_only=True), envs
+    )
     returns, is_last, (obs, _) = [], np.zeros(8, dtype=bool), envs.reset(seed=5)
     while len(returns) < 80:
         obs, _, terminated, truncated, infos = envs.step(policy(obs, is_last))
@@ -368,11 +484,34 @@ def test_lives_are_learned_and_whole_games_reported(file, tmp_path):
 
 def test_core_5_advantages(file, tmp_path):
     """Against a slow reference that walks each episode by itself."""
-    flags = ("--num-envs", 3, "--num-steps", 32, "--gamma", 0.9, "--gae-lambda", 0.7, "--update-epochs", 1)
-    names = train(file, tmp_path, "--env-id", probe(file, "RandomEnds"), *flags, "--total-timesteps", 3 * 32 * 2)
-    values, rewards, terminated, is_last = (names[name] for name in ("values", "rewards", "terminated", "is_last"))
+    flags = (
+        "--num-envs",
+        3,
+        "--num-steps",
+        32,
+        "--gamma",
+        0.9,
+        "--gae-lambda",
+        0.7,
+        "--update-epochs",
+        1,
+    )
+    names = train(
+        file,
+        tmp_path,
+        "--env-id",
+        probe(file, "RandomEnds"),
+        *flags,
+        "--total-timesteps",
+        3 * 32 * 2,
+    )
+    values, rewards, terminated, is_last = (
+        names[name] for name in ("values", "rewards", "terminated", "is_last")
+    )
     ends = is_last[1:] & ~is_last[:-1]
-    assert terminated.any() and (ends & ~terminated).any() and is_last[:-1].any(), "the rollout must hold every case"
+    assert terminated.any() and (ends & ~terminated).any() and is_last[:-1].any(), (
+        "the rollout must hold every case"
+    )
     for e in range(3):
         for t in np.flatnonzero(~is_last[:-1, e]):
             expected, weight, k = 0.0, 1.0, t
@@ -397,13 +536,24 @@ def test_acting_and_learning_see_the_same_policy(file, tmp_path):
         with torch.no_grad():
             log_probs, values = names["agent"](torch.from_numpy(names["obs"]).flatten(0, 1))
         real = ~names["is_last"][:-1]
-        taken = log_probs.view(9, 4, 2)[:-1].gather(2, torch.from_numpy(names["actions"])[..., None]).squeeze(2)
+        taken = (
+            log_probs.view(9, 4, 2)[:-1]
+            .gather(2, torch.from_numpy(names["actions"])[..., None])
+            .squeeze(2)
+        )
         np.testing.assert_allclose(names["logprobs"], taken, atol=1e-5)
         np.testing.assert_allclose(names["values"], values.view(9, 4), atol=1e-5)
-        for name, stored in {"b_logprobs": "logprobs", "b_actions": "actions", "b_obs": "obs", "b_returns": "returns"}.items():
+        for name, stored in {
+            "b_logprobs": "logprobs",
+            "b_actions": "actions",
+            "b_obs": "obs",
+            "b_returns": "returns",
+        }.items():
             np.testing.assert_array_equal(names[name], names[stored][:8][real])
         np.testing.assert_array_equal(names["b_values"], names["values"][:-1][real])
-        torch.testing.assert_close(names["ratio"].detach(), torch.ones(len(names["mb"])), atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            names["ratio"].detach(), torch.ones(len(names["mb"])), atol=1e-5, rtol=0
+        )
         assert len({*names["actions"].flatten().tolist()}) == 2 and 0 < real.sum() < 32
 
     train(file, tmp_path, "--env-id", probe(file, "RandomEnds"), *SMALL, on_update=look)
@@ -422,10 +572,17 @@ def test_core_10_one_loss_for_policy_value_and_entropy(file, tmp_path):
         advantages = (advantages - advantages.mean()) / advantages.std(correction=0)
         gain = torch.minimum(ratio * advantages, torch.clip(ratio, 0.9, 1.1) * advantages)
         near = names["b_values"][mb] + torch.clip(value - names["b_values"][mb], -0.1, 0.1)
-        error = torch.maximum((value - names["b_returns"][mb]) ** 2, (near - names["b_returns"][mb]) ** 2)
+        error = torch.maximum(
+            (value - names["b_returns"][mb]) ** 2, (near - names["b_returns"][mb]) ** 2
+        )
         loss = -gain.mean() + 0.7 * error.mean() / 2 - 0.3 * policy.entropy().mean()
         expected = torch.autograd.grad(loss, list(agent.parameters()))
-        torch.testing.assert_close(flat_grad(names["agent"]), torch.cat([g.flatten() for g in expected]), atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(
+            flat_grad(names["agent"]),
+            torch.cat([g.flatten() for g in expected]),
+            atol=1e-4,
+            rtol=1e-3,
+        )
 
     flags = ("--vf-coef", 0.7, "--ent-coef", 0.3, "--max-grad-norm", 1e9, "--update-epochs", 2)
     train(file, tmp_path, "--env-id", probe(file, "RandomEnds"), *SMALL, *flags, on_update=look)

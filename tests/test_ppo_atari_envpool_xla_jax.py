@@ -35,7 +35,9 @@ def file(request):
 
 
 # where both do the same: the loops take long to compile
-mostly_scan = pytest.mark.parametrize("file", [pytest.param(LOOPS, marks=pytest.mark.slow), SCAN], ids=["loops", "scan"])
+mostly_scan = pytest.mark.parametrize(
+    "file", [pytest.param(LOOPS, marks=pytest.mark.slow), SCAN], ids=["loops", "scan"]
+)
 
 
 class Tiny(nn.Module):
@@ -65,7 +67,13 @@ def begin(file, *flags, tiny=True):
     no = np.zeros(args.num_envs, bool)
     program = jax.jit(functools.partial(iterate, step))
     world = dict(handle=handle, obs=obs.copy(), is_last=no, scores=no.astype(np.float32))
-    return args, pool, agent, world, lambda *run: compiled_quickly(lambda: jax.device_get(program(*run)))
+    return (
+        args,
+        pool,
+        agent,
+        world,
+        lambda *run: compiled_quickly(lambda: jax.device_get(program(*run))),
+    )
 
 
 # an iteration, written anew in PyTorch: reset rows left out, advantages by walking each episode, autograd and Adam
@@ -79,7 +87,9 @@ def tiny_torch(params):
         layers = params["params"]
         x = torch.as_tensor(obs)[:, :, ::42, 0].flatten(1) / 255
         x = (x @ layers["Dense_0"]["kernel"] + layers["Dense_0"]["bias"]).tanh()
-        log_probs, value = (x @ layers[name]["kernel"] + layers[name]["bias"] for name in ("Dense_1", "Dense_2"))
+        log_probs, value = (
+            x @ layers[name]["kernel"] + layers[name]["bias"] for name in ("Dense_1", "Dense_2")
+        )
         return log_probs.log_softmax(-1), value.squeeze(-1)
 
     return jax.tree.leaves(params), forward, leaves
@@ -90,14 +100,21 @@ def state_of(params):
     layers, state = params["params"], {}
     for name, place in (("Conv_0", "network.0"), ("Conv_1", "network.2"), ("Conv_2", "network.4")):
         state[f"{place}.weight"] = np.asarray(layers[name]["kernel"]).transpose(3, 2, 0, 1)
-    hidden = np.asarray(layers["Dense_0"]["kernel"]).reshape(7, 7, 64, 512)  # PyTorch has the channels first
+    hidden = np.asarray(layers["Dense_0"]["kernel"]).reshape(
+        7, 7, 64, 512
+    )  # PyTorch has the channels first
     state["network.7.weight"] = hidden.transpose(3, 2, 0, 1).reshape(512, -1)
     state |= {
         f"{place}.weight": np.asarray(layers[name]["kernel"]).T
         for name, place in (("Dense_1", "actor"), ("Dense_2", "critic"))
     }
     places = dict(
-        Conv_0="network.0", Conv_1="network.2", Conv_2="network.4", Dense_0="network.7", Dense_1="actor", Dense_2="critic"
+        Conv_0="network.0",
+        Conv_1="network.2",
+        Conv_2="network.4",
+        Dense_0="network.7",
+        Dense_1="actor",
+        Dense_2="critic",
     )
     state |= {f"{place}.bias": np.asarray(layers[name]["bias"]) for name, place in places.items()}
     return {name: torch.tensor(np.ascontiguousarray(x)) for name, x in state.items()}
@@ -135,32 +152,55 @@ def learn(args, forward, parameters, adam, world, answers, iteration):
     obs = np.stack([world["obs"], *[answer[0] for answer in answers]])
     scores, terminated, truncated = (np.stack([answer[i] for answer in answers]) for i in (1, 2, 3))
     actions = np.stack([answer[4]["actions"] for answer in answers])
-    is_last, rewards = np.concatenate([world["is_last"][None], terminated | truncated]), np.sign(scores)
+    is_last, rewards = (
+        np.concatenate([world["is_last"][None], terminated | truncated]),
+        np.sign(scores),
+    )
     with torch.no_grad():
         log_probs, values = (x.numpy() for x in forward(obs.reshape(-1, *obs.shape[2:])))
     log_probs, values = log_probs.reshape(*is_last.shape, 2), values.reshape(is_last.shape)
-    noise_key, order_key = jax.random.split(jax.random.fold_in(jax.random.key(args.seed), iteration))
+    noise_key, order_key = jax.random.split(
+        jax.random.fold_in(jax.random.key(args.seed), iteration)
+    )
     noise = jax.random.gumbel(noise_key, (*actions.shape, 2))
-    np.testing.assert_array_equal(actions, (log_probs[:-1] + noise).argmax(-1), "samples of the policy")
+    np.testing.assert_array_equal(
+        actions, (log_probs[:-1] + noise).argmax(-1), "samples of the policy"
+    )
     advantages = advantages_of(args, values, rewards, terminated, is_last)
     returns, is_real = advantages + values[:-1], ~is_last[:-1].reshape(-1)
     logprobs = np.take_along_axis(log_probs[:-1], actions[..., None], 2)[..., 0]
-    columns = [x.reshape(-1, *x.shape[2:]) for x in (obs[:-1], actions, logprobs, values[:-1], advantages, returns)]
-    rate = args.learning_rate * (1 - iteration / (args.total_timesteps // is_real.size) if args.anneal_lr else 1)
+    columns = [
+        x.reshape(-1, *x.shape[2:])
+        for x in (obs[:-1], actions, logprobs, values[:-1], advantages, returns)
+    ]
+    rate = args.learning_rate * (
+        1 - iteration / (args.total_timesteps // is_real.size) if args.anneal_lr else 1
+    )
     adam.param_groups[0]["lr"] = rate
     clipfracs, did = [], dict(ratio=0, value=0, norm=0, left_out=int((~is_real).sum()), epochs=0)
     for key in jax.random.split(order_key, args.update_epochs):
-        for mb in np.asarray(jax.random.permutation(key, is_real.size)).reshape(args.num_minibatches, -1):
+        for mb in np.asarray(jax.random.permutation(key, is_real.size)).reshape(
+            args.num_minibatches, -1
+        ):
             mb = mb[is_real[mb]]
-            b_obs, b_actions, b_logprobs, b_values, b_advantages, b_returns = (torch.tensor(x[mb]) for x in columns)
+            b_obs, b_actions, b_logprobs, b_values, b_advantages, b_returns = (
+                torch.tensor(x[mb]) for x in columns
+            )
             log_probs, value = forward(b_obs)
             ratio = (log_probs[range(len(mb)), b_actions] - b_logprobs).exp()
             if args.norm_adv:
-                b_advantages = (b_advantages - b_advantages.mean()) / (b_advantages.std(correction=0) + 1e-8)
+                b_advantages = (b_advantages - b_advantages.mean()) / (
+                    b_advantages.std(correction=0) + 1e-8
+                )
             near = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
             gain = torch.minimum(ratio * b_advantages, near * b_advantages)
-            error, near_value = (value - b_returns) ** 2, b_values + (value - b_values).clamp(-args.clip_coef, args.clip_coef)
-            worse = torch.maximum(error, (near_value - b_returns) ** 2) if args.clip_vloss else error
+            error, near_value = (
+                (value - b_returns) ** 2,
+                b_values + (value - b_values).clamp(-args.clip_coef, args.clip_coef),
+            )
+            worse = (
+                torch.maximum(error, (near_value - b_returns) ** 2) if args.clip_vloss else error
+            )
             entropy = torch.distributions.Categorical(logits=log_probs).entropy().mean()
             policy_loss, value_loss = -gain.mean(), worse.mean() / 2
             loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy
@@ -176,7 +216,13 @@ def learn(args, forward, parameters, adam, world, answers, iteration):
         approx_kl = (ratio - 1 - ratio.log()).mean()
         if args.target_kl is not None and approx_kl > args.target_kl:
             break
-    metrics = {"loss": loss, "value_loss": value_loss, "policy_loss": policy_loss, "entropy": entropy, "approx_kl": approx_kl}
+    metrics = {
+        "loss": loss,
+        "value_loss": value_loss,
+        "policy_loss": policy_loss,
+        "entropy": entropy,
+        "approx_kl": approx_kl,
+    }
     metrics |= {"old_approx_kl": -ratio.log().mean(), "clipfrac": np.mean(clipfracs)}
     real = is_real.reshape(rewards.shape)
     metrics |= {"explained_variance": 1 - advantages[real].var() / returns[real].var()}
@@ -184,9 +230,40 @@ def learn(args, forward, parameters, adam, world, answers, iteration):
     return metrics | {"charts/learning_rate": rate}, did
 
 
-WATCHED = ("--env-id", "ImageProbe/RandomEnds-v0", "--num-envs", 3, "--num-steps", 16, "--num-minibatches", 4)
-WATCHED = (*WATCHED, "--update-epochs", 3, "--total-timesteps", 4 * 48, "--learning-rate", 0.004, "--gamma", 0.9)
-WATCHED = (*WATCHED, "--gae-lambda", 0.7, "--clip-coef", 0.05, "--vf-coef", 0.7, "--ent-coef", 0.3, "--max-grad-norm", 0.4)
+WATCHED = (
+    "--env-id",
+    "ImageProbe/RandomEnds-v0",
+    "--num-envs",
+    3,
+    "--num-steps",
+    16,
+    "--num-minibatches",
+    4,
+)
+WATCHED = (
+    *WATCHED,
+    "--update-epochs",
+    3,
+    "--total-timesteps",
+    4 * 48,
+    "--learning-rate",
+    0.004,
+    "--gamma",
+    0.9,
+)
+WATCHED = (
+    *WATCHED,
+    "--gae-lambda",
+    0.7,
+    "--clip-coef",
+    0.05,
+    "--vf-coef",
+    0.7,
+    "--ent-coef",
+    0.3,
+    "--max-grad-norm",
+    0.4,
+)
 
 
 @functools.cache
@@ -208,7 +285,9 @@ def check_iterations(file, *flags, tiny=True):
     adam, done = torch.optim.Adam(parameters, eps=1e-5), []
     for iteration, (metrics, _) in enumerate(logs):
         (before, world), (after, _) = states[iteration : iteration + 2]
-        with torch.no_grad():  # each iteration from where the program was, so that rounding does not add up
+        with (
+            torch.no_grad()
+        ):  # each iteration from where the program was, so that rounding does not add up
             for mine, its in zip(parameters, as_arrays(before["params"]), strict=True):
                 mine.copy_(torch.tensor(its))
         answers = pool.answers[16 * iteration : 16 * iteration + 16]
@@ -219,11 +298,15 @@ def check_iterations(file, *flags, tiny=True):
         for got, wanted in zip(as_arrays(after["params"]), parameters, strict=True):
             np.testing.assert_allclose(got, wanted.detach().numpy(), atol=1e-5)
         done.append(did)
-    assert sum(did["left_out"] for did in done) > 5 and len({did["left_out"] for did in done}) == 2, "some rows only reset"
+    assert (
+        sum(did["left_out"] for did in done) > 5 and len({did["left_out"] for did in done}) == 2
+    ), "some rows only reset"
     return args, expected, done
 
 
-OTHERS = pytest.param(("--no-norm-adv", "--clip-vloss", "--no-anneal-lr"), marks=pytest.mark.slow, id="others")
+OTHERS = pytest.param(
+    ("--no-norm-adv", "--clip-vloss", "--no-anneal-lr"), marks=pytest.mark.slow, id="others"
+)
 
 
 @pytest.mark.parametrize("flags", [pytest.param((), id="default"), OTHERS])
@@ -297,22 +380,37 @@ def test_xla_1_steps_come_in_order(file, tmp_path):
 def test_xla_1_real_games_are_those_that_python_steps(tmp_path):
     """Breakout until games end: what the compiled program was told of them, and where it stands, is what another pool of the
     same seed says to the same actions, lost lives, resets and scores included."""
-    names, args = parse(SCAN, "--num-envs", 2, "--num-steps", 110, "--num-minibatches", 1, "--update-epochs", 1)
-    (mine, obs), (its, _) = ((envs, envs.reset(seed=7)[0]) for envs in (names["make_envs"](args, 2) for _ in range(2)))
+    names, args = parse(
+        SCAN, "--num-envs", 2, "--num-steps", 110, "--num-minibatches", 1, "--update-epochs", 1
+    )
+    (mine, obs), (its, _) = (
+        (envs, envs.reset(seed=7)[0]) for envs in (names["make_envs"](args, 2) for _ in range(2))
+    )
     handle, _, _, step = mine.env.xla()
     init, iterate = names["make_program"](args, Tiny(4))
     agent, no = jax.jit(init)(jax.random.key(1), obs), np.zeros(2, bool)
     world = dict(handle=handle, obs=jnp.array(obs), is_last=no, scores=no.astype(np.float32))
-    program, policy = jax.jit(functools.partial(iterate, step)), jax.jit(lambda params, obs: Tiny(4).apply(params, obs)[0])
+    program, policy = (
+        jax.jit(functools.partial(iterate, step)),
+        jax.jit(lambda params, obs: Tiny(4).apply(params, obs)[0]),
+    )
     games, lives_lost, now = 0, 0, obs.copy()
     for iteration in range(3):
-        params, (agent, world, (_, (is_over, scores, lengths))) = agent["params"], program(agent, world, iteration)
+        params, (agent, world, (_, (is_over, scores, lengths))) = (
+            agent["params"],
+            program(agent, world, iteration),
+        )
         key, _ = jax.random.split(jax.random.fold_in(jax.random.key(1), iteration))
         for t, noise in enumerate(jax.random.gumbel(key, (110, 2, 4))):
-            now, _, terminated, truncated, infos = its.step(np.asarray((policy(params, now) + noise).argmax(-1)))
+            now, _, terminated, truncated, infos = its.step(
+                np.asarray((policy(params, now) + noise).argmax(-1))
+            )
             np.testing.assert_array_equal(is_over[t], infos.get("_episode", no))
             for i in np.flatnonzero(is_over[t]):
-                assert (scores[t, i], lengths[t, i]) == (infos["episode"]["r"][i], infos["episode"]["l"][i])
+                assert (scores[t, i], lengths[t, i]) == (
+                    infos["episode"]["r"][i],
+                    infos["episode"]["l"][i],
+                )
                 games += 1
             lives_lost += (terminated & ~np.asarray(is_over[t])).sum()
         np.testing.assert_array_equal(world["obs"], now)
@@ -323,7 +421,18 @@ def test_xla_1_real_games_are_those_that_python_steps(tmp_path):
 
 def test_xla_3_every_game_is_reported_where_it_ends(file, tmp_path):
     """At its step and with its whole score, also the first ones; averages are over the last 20, none before a game."""
-    flags = ("--num-envs", 4, "--num-steps", 8, "--num-minibatches", 1, "--update-epochs", 1, "--total-timesteps", 128)
+    flags = (
+        "--num-envs",
+        4,
+        "--num-steps",
+        8,
+        "--num-minibatches",
+        1,
+        "--update-epochs",
+        1,
+        "--total-timesteps",
+        128,
+    )
     names = train_tiny(file, tmp_path, "--env-id", probe(file, "RandomEnds"), *flags)
     score, expected = np.zeros(4), {}
     for t, (_, rewards, terminated, truncated, infos) in enumerate(names["envs"].env.answers):
@@ -341,8 +450,14 @@ def test_xla_3_every_game_is_reported_where_it_ends(file, tmp_path):
         assert steps == tuple(expected) and found == pytest.approx(averages, abs=1e-5)
     assert all(value != round(value) for value in scores), "what is reported is not clipped"
     wanted = "loss value_loss policy_loss entropy old_approx_kl approx_kl clipfrac explained_variance".split()
-    wanted = {f"losses/{name}" for name in wanted} | {"charts/learning_rate", "charts/SPS", "charts/SPS_update"}
-    assert wanted == {name for name, values in logged.items() if [step for step, _ in values] == [32, 64, 96, 128]}
+    wanted = {f"losses/{name}" for name in wanted} | {
+        "charts/learning_rate",
+        "charts/SPS",
+        "charts/SPS_update",
+    }
+    assert wanted == {
+        name for name, values in logged.items() if [step for step, _ in values] == [32, 64, 96, 128]
+    }
 
 
 def train_tiny(file, folder, *flags):
@@ -353,7 +468,11 @@ def train_tiny(file, folder, *flags):
     copy = folder / "copy" / file.name
     copy.parent.mkdir(parents=True, exist_ok=True)
     copy.write_text(
-        source.replace(tiny, "from tests.test_ppo_atari_envpool_xla_jax import Tiny\n    " + tiny.replace("Agent(", "Tiny("))
+        source.replace(
+            tiny,
+            "from tests.test_ppo_atari_envpool_xla_jax import Tiny\n    "
+            + tiny.replace("Agent(", "Tiny("),
+        )
     )
     return train(copy, folder, *flags)
 
@@ -368,9 +487,22 @@ def test_xla_6_compiling_is_not_in_the_speed(file, tmp_path, monkeypatch):
         return compiled
 
     monkeypatch.setattr(jax.stages.Lowered, "compile", compile_slowly)
-    flags = ("--num-envs", 4, "--num-steps", 8, "--num-minibatches", 1, "--update-epochs", 1, "--total-timesteps", 64)
+    flags = (
+        "--num-envs",
+        4,
+        "--num-steps",
+        8,
+        "--num-minibatches",
+        1,
+        "--update-epochs",
+        1,
+        "--total-timesteps",
+        64,
+    )
     names = train_tiny(file, tmp_path, "--env-id", probe(file, "ConstantValue"), *flags)
-    assert len(ends) == 1 and names["loop_start"] > ends[0], "the clock starts when the program is there"
+    assert len(ends) == 1 and names["loop_start"] > ends[0], (
+        "the clock starts when the program is there"
+    )
     speed = [value for _, value in scalars(only_run(tmp_path))["charts/SPS"]]
     assert len(speed) == 2 and speed[0] > 32 / (1 + time.time() - ends[0])
 
@@ -379,11 +511,18 @@ def test_xla_6_compiling_is_not_in_the_speed(file, tmp_path, monkeypatch):
 
 
 def test_core_2_orthogonal_weights_and_zero_biases(file, tmp_path):
-    params = jax.jit(runpy.run_path(str(file))["Agent"](6).init)(jax.random.key(1), np.zeros((1, 4, 84, 84), np.uint8))
-    gains = dict.fromkeys(("Conv_0", "Conv_1", "Conv_2", "Dense_0"), 2**0.5) | {"Dense_1": 0.01, "Dense_2": 1}
+    params = jax.jit(runpy.run_path(str(file))["Agent"](6).init)(
+        jax.random.key(1), np.zeros((1, 4, 84, 84), np.uint8)
+    )
+    gains = dict.fromkeys(("Conv_0", "Conv_1", "Conv_2", "Dense_0"), 2**0.5) | {
+        "Dense_1": 0.01,
+        "Dense_2": 1,
+    }
     assert params["params"].keys() == gains.keys()
     for name, gain in gains.items():
-        weight = np.asarray(params["params"][name]["kernel"]).reshape(-1, params["params"][name]["bias"].size)
+        weight = np.asarray(params["params"][name]["kernel"]).reshape(
+            -1, params["params"][name]["bias"].size
+        )
         weight = weight if len(weight) <= weight.shape[1] else weight.T
         np.testing.assert_allclose(weight @ weight.T, gain**2 * np.eye(len(weight)), atol=2e-5)
         assert np.abs(params["params"][name]["bias"]).max() == 0
@@ -392,7 +531,10 @@ def test_core_2_orthogonal_weights_and_zero_biases(file, tmp_path):
 @mostly_scan
 def test_atari_8_the_network_is_that_of_ppo_atari_envpool(file, tmp_path):
     """And [atari 9]: what it says of the same bytes with the same weights, and its gradient [xla 7]."""
-    network, obs = runpy.run_path(str(file))["Agent"](6), np.random.default_rng(1).integers(0, 256, (5, 4, 84, 84), np.uint8)
+    network, obs = (
+        runpy.run_path(str(file))["Agent"](6),
+        np.random.default_rng(1).integers(0, 256, (5, 4, 84, 84), np.uint8),
+    )
     params = network.init(jax.random.key(1), obs)
     params["params"]["Dense_1"]["kernel"] *= 50  # or its gradient would hardly be seen behind
     weights = np.random.default_rng(2).normal(size=(5, 7)).astype(np.float32)
@@ -401,25 +543,36 @@ def test_atari_8_the_network_is_that_of_ppo_atari_envpool(file, tmp_path):
         log_probs, values = network.apply(params, obs)
         return (weights * jnp.append(log_probs, values[:, None], 1)).sum(), (log_probs, values)
 
-    grads, (log_probs, values) = compiled_quickly(lambda: jax.jit(jax.grad(loss, has_aux=True))(params))
+    grads, (log_probs, values) = compiled_quickly(
+        lambda: jax.jit(jax.grad(loss, has_aux=True))(params)
+    )
     parameters, forward, as_arrays = envpool_torch(params)
     its_log_probs, its_values = forward(obs)
     np.testing.assert_allclose(log_probs, its_log_probs.detach(), atol=1e-5)
     np.testing.assert_allclose(values, its_values.detach(), atol=1e-5)
     (torch.tensor(weights) * torch.cat([its_log_probs, its_values[:, None]], 1)).sum().backward()
     for mine, its in zip(as_arrays(grads), parameters, strict=True):
-        np.testing.assert_allclose(mine, its.grad, rtol=1e-3, atol=1e-4 * float(its.grad.abs().max()))
+        np.testing.assert_allclose(
+            mine, its.grad, rtol=1e-3, atol=1e-4 * float(its.grad.abs().max())
+        )
 
 
 def test_xla_7_gradients_of_convolutions_are_fast_in_a_loop(tmp_path):
     """On a CPU, as against what flax would do by itself: 20 times as fast when it was written."""
     convolve = runpy.run_path(str(SCAN))["convolve"]
     images, kernel = jnp.ones((16, 20, 20, 32)), jnp.ones((4, 4, 32, 64))
-    flax = functools.partial(jax.lax.conv_general_dilated, padding="VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    flax = functools.partial(
+        jax.lax.conv_general_dilated, padding="VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
 
     def seconds(function):
-        move = lambda kernel, _: (kernel - 1e-9 * jax.grad(lambda k: function(images, k, (2, 2)).sum())(kernel), None)  # noqa: E731
-        program = jax.jit(lambda kernel: jax.lax.scan(move, kernel, None, 8)[0]).lower(kernel).compile()
+        move = lambda kernel, _: (
+            kernel - 1e-9 * jax.grad(lambda k: function(images, k, (2, 2)).sum())(kernel),
+            None,
+        )  # noqa: E731
+        program = (
+            jax.jit(lambda kernel: jax.lax.scan(move, kernel, None, 8)[0]).lower(kernel).compile()
+        )
         start = time.process_time()
         program(kernel).block_until_ready()
         return time.process_time() - start
@@ -439,7 +592,9 @@ def test_xla_7_gradients_of_convolutions_are_fast_in_a_loop(tmp_path):
     ],
 )
 def test_values_of_probes(name, values, tmp_path):
-    names = harness.train(SCAN, tmp_path, "--env-id", probe(SCAN, name), *PROBE_FLAGS, "--total-timesteps", 320)
+    names = harness.train(
+        SCAN, tmp_path, "--env-id", probe(SCAN, name), *PROBE_FLAGS, "--total-timesteps", 320
+    )
     images = images_of([[number] * 4 for number in values]).numpy()
     learned = names["Agent"](2).apply(names["agent"]["params"], images)[1].tolist()
     assert learned == pytest.approx(list(values.values()), abs=0.25)
@@ -448,18 +603,35 @@ def test_values_of_probes(name, values, tmp_path):
 @pytest.mark.slow
 def test_actions_of_probes(tmp_path):
     """Acting through load_policy in fresh environments, as every evaluation does."""
-    names = harness.train(SCAN, tmp_path, "--env-id", probe(SCAN, "ActionAndObsMatter"), *ACTION_FLAGS)
+    names = harness.train(
+        SCAN, tmp_path, "--env-id", probe(SCAN, "ActionAndObsMatter"), *ACTION_FLAGS
+    )
     assert np.mean(play(names, only_run(tmp_path), games=80)) > 0.5
 
 
 # the same seed, the same run
 
-SMALL = ("--num-envs", 2, "--num-steps", 8, "--num-minibatches", 2, "--update-epochs", 2, "--checkpoint-interval", 1)
+SMALL = (
+    "--num-envs",
+    2,
+    "--num-steps",
+    8,
+    "--num-minibatches",
+    2,
+    "--update-epochs",
+    2,
+    "--checkpoint-interval",
+    1,
+)
 
 
 def without_speed(run):
     """As text, in which a nan is like another: where all returns are alike, they have no variance to explain."""
-    return {name: str(values) for name, values in scalars(run).items() if not name.startswith("charts/SPS")}
+    return {
+        name: str(values)
+        for name, values in scalars(run).items()
+        if not name.startswith("charts/SPS")
+    }
 
 
 @mostly_scan
@@ -470,8 +642,12 @@ def test_same_seed_same_bits_and_a_resume_restarts_episodes_only(file, tmp_path,
     train_tiny(file, tmp_path / "again", *flags)
     train_tiny(file, tmp_path / "other", *flags, "--seed", 2)
     whole, again, other = (only_run(tmp_path / name) for name in ("whole", "again", "other"))
-    assert same(read_checkpoint(whole), read_checkpoint(again)) and without_speed(whole) == without_speed(again)
-    assert not same(read_checkpoint(whole)["agent"]["params"], read_checkpoint(other)["agent"]["params"])
+    assert same(read_checkpoint(whole), read_checkpoint(again)) and without_speed(
+        whole
+    ) == without_speed(again)
+    assert not same(
+        read_checkpoint(whole)["agent"]["params"], read_checkpoint(other)["agent"]["params"]
+    )
 
     from tqdm import tqdm
 
@@ -489,7 +665,9 @@ def test_same_seed_same_bits_and_a_resume_restarts_episodes_only(file, tmp_path,
     assert read_checkpoint(run)["global_step"] == 32
     damaged, checkpoint = shutil.copytree(run, tmp_path / "damaged"), read_checkpoint(run)
     train_tiny(file, tmp_path / "cut", "--resume", run)
-    assert same(read_checkpoint(whole), read_checkpoint(run)) and without_speed(whole) == without_speed(run)
+    assert same(read_checkpoint(whole), read_checkpoint(run)) and without_speed(
+        whole
+    ) == without_speed(run)
 
     bias = checkpoint["agent"]["params"]["params"]["Dense_0"]["bias"]
     for damage, words in (
@@ -497,7 +675,10 @@ def test_same_seed_same_bits_and_a_resume_restarts_episodes_only(file, tmp_path,
         ({"global_step": "x"}, "ValueError"),
         ({"agent": {}}, "cannot resume"),
         (
-            {"agent": checkpoint["agent"] | {"opt_state": {"0": {}, "1": {"count": bias, "mu": bias, "nu": bias}}}},
+            {
+                "agent": checkpoint["agent"]
+                | {"opt_state": {"0": {}, "1": {"count": bias, "mu": bias, "nu": bias}}}
+            },
             "other shapes",
         ),
     ):

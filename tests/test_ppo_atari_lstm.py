@@ -38,23 +38,72 @@ def test_lstm_3_a_lost_life_is_an_end(file, tmp_path):
         assert (names["is_last"] == lost[:, None]).all()
         obs = torch.from_numpy(names["obs"][:-1])
         with torch.no_grad():
-            _, value, _ = one_by_one(names["agent"], obs, names["is_last"][:-1], torch.zeros(2, 1, 4, 128))
-        torch.testing.assert_close(value, torch.from_numpy(names["values"][:-1]), atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(value[:9], value[:3].repeat(3, 1), atol=1e-5, rtol=1e-4)  # the lives look the same
+            _, value, _ = one_by_one(
+                names["agent"], obs, names["is_last"][:-1], torch.zeros(2, 1, 4, 128)
+            )
+        torch.testing.assert_close(
+            value, torch.from_numpy(names["values"][:-1]), atol=1e-5, rtol=1e-4
+        )
+        torch.testing.assert_close(
+            value[:9], value[:3].repeat(3, 1), atol=1e-5, rtol=1e-4
+        )  # the lives look the same
 
-    train(file, tmp_path, "--env-id", "ImageProbe/ThreeLives-v0", *WHOLE, "--total-timesteps", 48, on_update=look)
+    train(
+        file,
+        tmp_path,
+        "--env-id",
+        "ImageProbe/ThreeLives-v0",
+        *WHOLE,
+        "--total-timesteps",
+        48,
+        on_update=look,
+    )
 
 
 def test_one_frame_at_a_time(file, tmp_path):
     """Without a stack of frames, what moves where is in the memory alone."""
-    flags = ("--num-envs", 2, "--num-steps", 4, "--num-minibatches", 1, "--update-epochs", 1, "--total-timesteps", 8)
+    flags = (
+        "--num-envs",
+        2,
+        "--num-steps",
+        4,
+        "--num-minibatches",
+        1,
+        "--update-epochs",
+        1,
+        "--total-timesteps",
+        8,
+    )
     names = train(file, tmp_path, *flags)
     assert names["obs"].shape == (5, 2, 1, 84, 84)
 
 
 def test_remembers_what_others_forget(file, tmp_path):
-    flags = ("--total-timesteps", 3000, "--num-envs", 32, "--num-steps", 8, "--num-minibatches", 4, "--update-epochs", 4)
-    flags = (*flags, "--learning-rate", 0.001, "--gamma", 0.9, "--clip-coef", 0.2, "--ent-coef", 0, "--max-grad-norm", 5)
+    flags = (
+        "--total-timesteps",
+        3000,
+        "--num-envs",
+        32,
+        "--num-steps",
+        8,
+        "--num-minibatches",
+        4,
+        "--update-epochs",
+        4,
+    )
+    flags = (
+        *flags,
+        "--learning-rate",
+        0.001,
+        "--gamma",
+        0.9,
+        "--clip-coef",
+        0.2,
+        "--ent-coef",
+        0,
+        "--max-grad-norm",
+        5,
+    )
     flags = (*flags, "--no-clip-vloss", "--no-norm-adv")
     train(file, tmp_path / "with", "--env-id", "ImageProbe/ShortRecall-v0", *flags)
     train(FILES["ppo"], tmp_path / "without", "--env-id", "Probe/ShortRecall-v0", *flags)

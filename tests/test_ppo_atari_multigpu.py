@@ -20,13 +20,34 @@ import torch._dynamo  # what an optimizer imports at its first step: here, not i
 import torch.distributed as dist
 
 from tests import harness
-from tests.harness import FILES, about, flat_grad, only_run, probe, read_checkpoint, same, scalars, train
+from tests.harness import (
+    FILES,
+    about,
+    flat_grad,
+    only_run,
+    probe,
+    read_checkpoint,
+    same,
+    scalars,
+    train,
+)
 from tests.probes import ImageProbes, RandomEnds
 from tests.test_contract import edit, refuse
 from tests.test_ppo_atari import PROBE_FLAGS, agent_by_hand, images_of
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
-SMALL = ("--local-num-envs", 2, "--num-steps", 8, "--num-minibatches", 2, "--update-epochs", 1, "--total-timesteps", 32)
+SMALL = (
+    "--local-num-envs",
+    2,
+    "--num-steps",
+    8,
+    "--num-minibatches",
+    2,
+    "--update-epochs",
+    1,
+    "--total-timesteps",
+    32,
+)
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
@@ -66,14 +87,28 @@ def free_port():
         return listener.getsockname()[1]
 
 
-def run_all(file, folder, *flags, world_size=2, look=None, tell=None, prepare=None, own_flags=lambda rank: ()):
+def run_all(
+    file,
+    folder,
+    *flags,
+    world_size=2,
+    look=None,
+    tell=None,
+    prepare=None,
+    own_flags=lambda rank: (),
+):
     """Run the file in as many processes as torchrun would start, but with the imports done already, each in a folder of its
     own as on a machine of its own. Returns what `look` said of the names before each update, and `tell` of those at the end,
     of each process; or the message with which it ended."""
     port = free_port()
 
     def run(rank):
-        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size))
+        os.environ.update(
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE=str(world_size),
+            LOCAL_WORLD_SIZE=str(world_size),
+        )
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         seen, end = [], None
         try:
@@ -94,7 +129,9 @@ def run_all(file, folder, *flags, world_size=2, look=None, tell=None, prepare=No
         process.join(120)
         process.kill()
     files = [folder / f"{rank}.result" for rank in range(world_size)]
-    results = [torch.load(path, weights_only=False) if path.exists() else ([], "killed") for path in files]
+    results = [
+        torch.load(path, weights_only=False) if path.exists() else ([], "killed") for path in files
+    ]
     for _, end in results:
         if isinstance(end, AssertionError):
             raise end
@@ -104,11 +141,20 @@ def run_all(file, folder, *flags, world_size=2, look=None, tell=None, prepare=No
 def batch(names):
     """The rows of a minibatch, by their names in the file, and the gradient that the optimizer gets."""
     rows = {
-        name: names[f"b_{name}"][names["mb"]] for name in ("obs", "actions", "logprobs", "values", "advantages", "returns")
+        name: names[f"b_{name}"][names["mb"]]
+        for name in ("obs", "actions", "logprobs", "values", "advantages", "returns")
     }
     rows |= {"ratio": names["ratio"].detach(), "mb_advantages": names["mb_advantages"]}
-    told = {name: names[name].item() for name in ("approx_kl", "old_approx_kl", "clipfrac", "entropy", "policy_loss")}
-    return rows, flat_grad(names["agent"]), torch.cat([p.detach().flatten() for p in names["agent"].parameters()]), told
+    told = {
+        name: names[name].item()
+        for name in ("approx_kl", "old_approx_kl", "clipfrac", "entropy", "policy_loss")
+    }
+    return (
+        rows,
+        flat_grad(names["agent"]),
+        torch.cat([p.detach().flatten() for p in names["agent"].parameters()]),
+        told,
+    )
 
 
 def union(*rows):
@@ -119,13 +165,25 @@ def union(*rows):
 
 
 def test_multigpu_1_environments_and_steps_are_those_of_all(file, tmp_path):
-    tell = lambda names: [names[name] for name in ("num_envs", "batch_size", "num_iterations", "global_step")]  # noqa: E731
-    results = run_all(file, tmp_path, *SMALL, "--env-id", probe(file, "RandomEnds"), "--total-timesteps", 110, tell=tell)
+    tell = lambda names: [
+        names[name] for name in ("num_envs", "batch_size", "num_iterations", "global_step")
+    ]  # noqa: E731
+    results = run_all(
+        file,
+        tmp_path,
+        *SMALL,
+        "--env-id",
+        probe(file, "RandomEnds"),
+        "--total-timesteps",
+        110,
+        tell=tell,
+    )
     assert [end for _, end in results] == [[4, 32, 3, 96]] * 2
     run = only_run(tmp_path / "0")
     assert read_checkpoint(run)["global_step"] == 96 and about(run)["world_size"] == 2
     rates = [
-        (step, pytest.approx(rate)) for step, rate in zip((32, 64, 96), 2.5e-4 * np.array([1, 2 / 3, 1 / 3]), strict=True)
+        (step, pytest.approx(rate))
+        for step, rate in zip((32, 64, 96), 2.5e-4 * np.array([1, 2 / 3, 1 / 3]), strict=True)
     ]
     assert scalars(run)["charts/learning_rate"] == rates
 
@@ -135,7 +193,9 @@ def test_multigpu_2_all_have_the_weights_of_the_first(file, tmp_path):
 
     def prepare(rank):
         orthogonal = torch.nn.init.orthogonal_
-        torch.nn.init.orthogonal_ = lambda weight, gain: orthogonal(weight, gain * (1 + rank / 1000))
+        torch.nn.init.orthogonal_ = lambda weight, gain: orthogonal(
+            weight, gain * (1 + rank / 1000)
+        )
 
     flags = (*SMALL, "--total-timesteps", 64)
     (first, _), (second, _) = run_all(
@@ -150,22 +210,30 @@ def test_multigpu_2_all_have_the_weights_of_the_first(file, tmp_path):
 def test_multigpu_3_each_has_random_numbers_of_its_own(file, tmp_path):
     look = lambda names: [names[name].copy() for name in ("obs", "actions")]  # noqa: E731
     flags = ("--env-id", probe(file, "RandomEnds"), *SMALL)
-    (first, draw), (second, other_draw) = run_all(file, tmp_path, *flags, look=look, tell=lambda names: torch.rand(5))
+    (first, draw), (second, other_draw) = run_all(
+        file, tmp_path, *flags, look=look, tell=lambda names: torch.rand(5)
+    )
     assert not np.array_equal(first[0][0], second[0][0]), "the environments"
     assert not np.array_equal(first[0][1], second[0][1]), "the actions"
     assert not torch.equal(draw, other_draw)
     again = run_all(file, tmp_path / "again", *flags, tell=lambda names: torch.rand(5))
-    assert torch.equal(again[0][1], draw) and torch.equal(again[1][1], other_draw), "the same seed, the same numbers"
+    assert torch.equal(again[0][1], draw) and torch.equal(again[1][1], other_draw), (
+        "the same seed, the same numbers"
+    )
 
 
 def test_multigpu_4_advantages_are_normalized_over_all(file, tmp_path):
-    (first, _), (second, _) = run_all(file, tmp_path, *SMALL, "--env-id", "NumberedProbe/Numbered-v0", look=batch)
+    (first, _), (second, _) = run_all(
+        file, tmp_path, *SMALL, "--env-id", "NumberedProbe/Numbered-v0", look=batch
+    )
     for (rows, *_), (others, *_) in zip(first, second, strict=True):
         everything = union(rows, others)
         advantages = everything["advantages"]
         expected = (advantages - advantages.mean()) / advantages.std(correction=0)
         torch.testing.assert_close(everything["mb_advantages"], expected, atol=1e-5, rtol=1e-5)
-    assert max(abs(rows["mb_advantages"].mean()) for rows, *_ in first) > 0.1, "alone they are not normalized"
+    assert max(abs(rows["mb_advantages"].mean()) for rows, *_ in first) > 0.1, (
+        "alone they are not normalized"
+    )
 
 
 def test_multigpu_5_half_the_environments_each_give_the_same_gradients(file, tmp_path):
@@ -174,25 +242,52 @@ def test_multigpu_5_half_the_environments_each_give_the_same_gradients(file, tmp
     def prepare(rank):  # who acts takes the likeliest action
         torch.Tensor.exponential_ = lambda noise: noise.fill_(1)
 
-    flags = ("--env-id", "NumberedProbe/Numbered-v0", "--num-steps", 8, "--num-minibatches", 1, "--update-epochs", 2)
+    flags = (
+        "--env-id",
+        "NumberedProbe/Numbered-v0",
+        "--num-steps",
+        8,
+        "--num-minibatches",
+        1,
+        "--update-epochs",
+        2,
+    )
     flags = (*flags, "--max-grad-norm", 1e9, "--total-timesteps", 64, "--learning-rate", 1e-4)
-    ((alone, _),) = run_all(file, tmp_path / "one", *flags, "--local-num-envs", 4, world_size=1, look=batch, prepare=prepare)
-    (first, _), (second, _) = run_all(file, tmp_path / "two", *flags, "--local-num-envs", 2, look=batch, prepare=prepare)
+    ((alone, _),) = run_all(
+        file,
+        tmp_path / "one",
+        *flags,
+        "--local-num-envs",
+        4,
+        world_size=1,
+        look=batch,
+        prepare=prepare,
+    )
+    (first, _), (second, _) = run_all(
+        file, tmp_path / "two", *flags, "--local-num-envs", 2, look=batch, prepare=prepare
+    )
     assert len(alone) == len(first) == len(second) == 4
     for all_rows, mine, others in zip(alone, first, second, strict=True):
         assert len(all_rows[0]["obs"]) == len(mine[0]["obs"]) + len(others[0]["obs"]) < 32
         assert torch.equal(mine[1], others[1]) and mine[1].abs().max() > 0.01
         torch.testing.assert_close(mine[1], all_rows[1], atol=1e-6, rtol=0)
         assert mine[3] == pytest.approx(all_rows[3], abs=1e-6)
-    assert any(len(mine[0]["obs"]) != len(others[0]["obs"]) for mine, others in zip(first, second, strict=True))
+    assert any(
+        len(mine[0]["obs"]) != len(others[0]["obs"])
+        for mine, others in zip(first, second, strict=True)
+    )
 
 
 def test_multigpu_5_a_minibatch_is_one_of_all_rows(file, tmp_path):
     """With several of them: the gradient is that of the textbook loss over the rows of both, written anew here."""
     flags = ("--vf-coef", 0.7, "--ent-coef", 0.3, "--max-grad-norm", 1e9, "--update-epochs", 2)
-    (first, _), (second, _) = run_all(file, tmp_path, *SMALL, *flags, "--env-id", "NumberedProbe/Numbered-v0", look=batch)
+    (first, _), (second, _) = run_all(
+        file, tmp_path, *SMALL, *flags, "--env-id", "NumberedProbe/Numbered-v0", look=batch
+    )
     spaces = {"single_observation_space": gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)}
-    agent = runpy.run_path(str(file))["Agent"](type("Envs", (), spaces | {"single_action_space": gym.spaces.Discrete(2)}))
+    agent = runpy.run_path(str(file))["Agent"](
+        type("Envs", (), spaces | {"single_action_space": gym.spaces.Discrete(2)})
+    )
     assert len(first) == 4
     for (mine, grad, weights, _), (others, *_) in zip(first, second, strict=True):
         rows = union(mine, others)
@@ -207,7 +302,9 @@ def test_multigpu_5_a_minibatch_is_one_of_all_rows(file, tmp_path):
         error = torch.maximum((value - rows["returns"]) ** 2, (near - rows["returns"]) ** 2)
         loss = -gain.mean() + 0.7 * error.mean() / 2 - 0.3 * policy.entropy().mean()
         expected = torch.autograd.grad(loss, list(agent.parameters()))
-        torch.testing.assert_close(grad, torch.cat([g.flatten() for g in expected]), atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(
+            grad, torch.cat([g.flatten() for g in expected]), atol=1e-4, rtol=1e-3
+        )
 
 
 def test_multigpu_6_one_sum_of_all_gradients_per_step(file, tmp_path):
@@ -218,26 +315,52 @@ def test_multigpu_6_one_sum_of_all_gradients_per_step(file, tmp_path):
         all_reduce = dist.all_reduce
         dist.all_reduce = lambda x, **kwargs: sizes.append(x.numel()) or all_reduce(x, **kwargs)
 
-    flags = (*SMALL, "--env-id", "NumberedProbe/Numbered-v0", "--max-grad-norm", 0.01, "--update-epochs", 2)
+    flags = (
+        *SMALL,
+        "--env-id",
+        "NumberedProbe/Numbered-v0",
+        "--max-grad-norm",
+        0.01,
+        "--update-epochs",
+        2,
+    )
     results = run_all(file, tmp_path, *flags, look=batch, tell=lambda names: sizes, prepare=prepare)
     for seen, sent in results:
         number = len(seen[0][1])
         assert number > 10**6 and len(seen) == 4, "parameters, updates"
-        assert len([size for size in sent if size >= number]) == 4 and len([size for size in sent if size < number]) == 2
+        assert (
+            len([size for size in sent if size >= number]) == 4
+            and len([size for size in sent if size < number]) == 2
+        )
         assert [grad.norm().item() for _, grad, *_ in seen] == pytest.approx([0.01] * 4, rel=1e-3)
     assert torch.equal(results[0][0][-1][1], results[1][0][-1][1])
 
 
 def test_multigpu_7_all_stop_at_the_same_epoch(file, tmp_path):
-    flags = (*SMALL, "--env-id", "NumberedProbe/Numbered-v0", "--update-epochs", 3, "--learning-rate", 0.001)
+    flags = (
+        *SMALL,
+        "--env-id",
+        "NumberedProbe/Numbered-v0",
+        "--update-epochs",
+        3,
+        "--learning-rate",
+        0.001,
+    )
     (first, _), (second, _) = run_all(file, tmp_path, *flags, look=batch)
     assert len(first) == 6
     for (rows, _, _, told), (others, _, _, others_told) in zip(first, second, strict=True):
         ratio = union(rows, others)["ratio"].double()
-        assert told == others_told and told["approx_kl"] == pytest.approx((ratio - 1 - ratio.log()).mean().item(), abs=1e-6)
+        assert told == others_told and told["approx_kl"] == pytest.approx(
+            (ratio - 1 - ratio.log()).mean().item(), abs=1e-6
+        )
         assert told["old_approx_kl"] == pytest.approx(-ratio.log().mean().item(), abs=1e-6)
-        assert told["clipfrac"] == pytest.approx(((ratio - 1).abs() > 0.1).double().mean().item(), abs=1e-6)
-    own = [(ratio - 1 - ratio.log()).mean().item() for ratio in (first[1][0]["ratio"], second[1][0]["ratio"])]
+        assert told["clipfrac"] == pytest.approx(
+            ((ratio - 1).abs() > 0.1).double().mean().item(), abs=1e-6
+        )
+    own = [
+        (ratio - 1 - ratio.log()).mean().item()
+        for ratio in (first[1][0]["ratio"], second[1][0]["ratio"])
+    ]
     target = sum(own) / 2  # one process alone would stop after the first epoch, the other would not
     assert abs(own[0] - own[1]) > 1e-6
     epochs = next((epoch for epoch in (1, 2) if first[2 * epoch - 1][3]["approx_kl"] > target), 3)
@@ -248,14 +371,34 @@ def test_multigpu_7_all_stop_at_the_same_epoch(file, tmp_path):
 def test_multigpu_8_the_first_writes_and_no_episode_is_lost(file, tmp_path):
     """All environments of MarkedLast end together, each at a step of its own: after 3 steps, or 4 with a reset."""
     look = lambda names: (names["b_returns"].clone(), names["b_values"].clone())  # noqa: E731
-    flags = ("--local-num-envs", 3, "--num-steps", 10, "--num-minibatches", 1, "--update-epochs", 1, "--total-timesteps", 120)
-    (first, _), (second, _) = run_all(file, tmp_path, *flags, "--env-id", probe(file, "MarkedLast"), look=look)
-    logged, steps = scalars(only_run(tmp_path / "0")), [(t - 1) * 6 + env + 1 for t in (3, 7, 11, 15, 19) for env in range(6)]
+    flags = (
+        "--local-num-envs",
+        3,
+        "--num-steps",
+        10,
+        "--num-minibatches",
+        1,
+        "--update-epochs",
+        1,
+        "--total-timesteps",
+        120,
+    )
+    (first, _), (second, _) = run_all(
+        file, tmp_path, *flags, "--env-id", probe(file, "MarkedLast"), look=look
+    )
+    logged, steps = (
+        scalars(only_run(tmp_path / "0")),
+        [(t - 1) * 6 + env + 1 for t in (3, 7, 11, 15, 19) for env in range(6)],
+    )
     assert logged["charts/episodic_return"] == [(step, 3.0) for step in steps]
     assert logged["charts/episodic_length"] == [(step, 3.0) for step in steps]
-    for (_, value), mine, others in zip(logged["losses/explained_variance"], first, second, strict=True):
+    for (_, value), mine, others in zip(
+        logged["losses/explained_variance"], first, second, strict=True
+    ):
         returns, values = map(torch.cat, zip(mine, others, strict=True))
-        assert value == pytest.approx((1 - (returns - values).var() / returns.var()).item(), abs=1e-5)
+        assert value == pytest.approx(
+            (1 - (returns - values).var() / returns.var()).item(), abs=1e-5
+        )
     names = sorted(path.name.split(".")[0] for path in only_run(tmp_path / "0").iterdir())
     assert names == ["checkpoint", "events", "run"] and list((tmp_path / "1").iterdir()) == []
 
@@ -266,14 +409,19 @@ def test_multigpu_9_a_resumed_run_goes_on_in_all_processes(file, tmp_path):
     flags = (*SMALL, "--env-id", probe(file, "TruncatedEveryStep"), "--no-anneal-lr")
     run_all(file, tmp_path / "whole", *flags, "--total-timesteps", 128)
     run_all(file, tmp_path / "cut", *flags, "--total-timesteps", 64)
-    run, whole = only_run(tmp_path / "cut" / "0"), read_checkpoint(only_run(tmp_path / "whole" / "0"))
+    run, whole = (
+        only_run(tmp_path / "cut" / "0"),
+        read_checkpoint(only_run(tmp_path / "whole" / "0")),
+    )
     assert len(read_checkpoint(run)["rng"]) == 2 and not same(*read_checkpoint(run)["rng"])
     edit(run, total_timesteps=128)
     shutil.copytree(run, tmp_path / "copy")
     results = run_all(file, tmp_path / "cut", "--resume", run)
     assert [end for _, end in results] == [None, None]
     cut = read_checkpoint(run)
-    assert {name: same(whole[name], cut[name]) for name in whole} == dict.fromkeys(whole, True) and cut["global_step"] == 128
+    assert {name: same(whole[name], cut[name]) for name in whole} == dict.fromkeys(
+        whole, True
+    ) and cut["global_step"] == 128
 
     # or with another number of processes, that share the same environments
     names = train(file, tmp_path / "one", "--resume", tmp_path / "copy")
@@ -281,12 +429,19 @@ def test_multigpu_9_a_resumed_run_goes_on_in_all_processes(file, tmp_path):
     assert len(read_checkpoint(tmp_path / "copy")["rng"]) == 1
     edit(tmp_path / "copy", total_timesteps=160)
     tell = lambda names: (names["args"].local_num_envs, names["num_envs"], torch.rand(3).tolist())  # noqa: E731
-    (_, first), (_, second) = run_all(file, tmp_path / "two", "--resume", tmp_path / "copy", tell=tell)
+    (_, first), (_, second) = run_all(
+        file, tmp_path / "two", "--resume", tmp_path / "copy", tell=tell
+    )
     assert first[:2] == second[:2] == (2, 4) and first[2] != second[2]
-    assert read_checkpoint(tmp_path / "copy")["global_step"] == 160 and len(read_checkpoint(tmp_path / "copy")["rng"]) == 2
+    assert (
+        read_checkpoint(tmp_path / "copy")["global_step"] == 160
+        and len(read_checkpoint(tmp_path / "copy")["rng"]) == 2
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WORLD_SIZE", "3")
-        assert "3 processes cannot share its environments evenly" in refuse(file, tmp_path, "--resume", tmp_path / "copy")
+        assert "3 processes cannot share its environments evenly" in refuse(
+            file, tmp_path, "--resume", tmp_path / "copy"
+        )
 
 
 def test_multigpu_10_a_lost_process_ends_all_with_one_line(file, tmp_path):
@@ -294,11 +449,21 @@ def test_multigpu_10_a_lost_process_ends_all_with_one_line(file, tmp_path):
         if names["rank"] == 1 and names["iteration"] == 2:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    flags = (*SMALL, "--env-id", probe(file, "RandomEnds"), "--checkpoint-interval", 1, "--total-timesteps", 160)
+    flags = (
+        *SMALL,
+        "--env-id",
+        probe(file, "RandomEnds"),
+        "--checkpoint-interval",
+        1,
+        "--total-timesteps",
+        160,
+    )
     started = time.time()
     (_, message), (_, other) = run_all(file, tmp_path, *flags, look=die)
     assert time.time() - started < 60 and other == "killed"
-    assert message.startswith("\nprocess 0 has lost another one (") and message.endswith("): go on with --resume"), message
+    assert message.startswith("\nprocess 0 has lost another one (") and message.endswith(
+        "): go on with --resume"
+    ), message
     run = only_run(tmp_path / "0")
     assert message.count("\n") == 1 and read_checkpoint(run)["global_step"] == 64
     run_all(file, tmp_path / "again", "--resume", run)
@@ -328,8 +493,16 @@ def test_alone_it_learns_as_ppo_atari_does(file, tmp_path):
     logged = [scalars(only_run(tmp_path / stem)) for stem in seen]
     for name in ("charts/episodic_return", "charts/episodic_length", "charts/learning_rate"):
         assert logged[0][name] == logged[1][name] and logged[0][name]
-    for name in ("losses/approx_kl", "losses/value_loss", "losses/entropy", "losses/clipfrac", "losses/explained_variance"):
-        assert logged[0][name] == [(step, pytest.approx(value, abs=1e-4)) for step, value in logged[1][name]]
+    for name in (
+        "losses/approx_kl",
+        "losses/value_loss",
+        "losses/entropy",
+        "losses/clipfrac",
+        "losses/explained_variance",
+    ):
+        assert logged[0][name] == [
+            (step, pytest.approx(value, abs=1e-4)) for step, value in logged[1][name]
+        ]
 
 
 # known answers, learned together
@@ -340,11 +513,16 @@ def test_two_processes_learn_the_values_and_actions_of_probes(file, tmp_path):
     """Random play of ActionAndObsMatter makes 0."""
     flags = ("--local-num-envs", 2, *PROBE_FLAGS[2:], "--total-timesteps", 384)
     tell = lambda names: names["agent"](images_of({0: 1}))[1].tolist()  # noqa: E731
-    for _, values in run_all(file, tmp_path / "values", "--env-id", probe(file, "ConstantValue"), *flags, tell=tell):
+    for _, values in run_all(
+        file, tmp_path / "values", "--env-id", probe(file, "ConstantValue"), *flags, tell=tell
+    ):
         assert values == pytest.approx([1], abs=0.25)
     flags = (*flags, "--learning-rate", 0.0005, "--ent-coef", 0.1)
     run_all(file, tmp_path / "actions", "--env-id", probe(file, "ActionAndObsMatter"), *flags)
-    returns = [value for _, value in scalars(only_run(tmp_path / "actions" / "0"))["charts/episodic_return"]]
+    returns = [
+        value
+        for _, value in scalars(only_run(tmp_path / "actions" / "0"))["charts/episodic_return"]
+    ]
     assert np.mean(returns[-60:]) > 0.5
 
 
@@ -355,12 +533,18 @@ def test_two_processes_learn_the_values_and_actions_of_probes(file, tmp_path):
     ("flags", "words"),
     [
         (("--local-num-envs", 0), "local_num_envs > 0 must hold"),
-        (("--num-minibatches", 513), "num_minibatches <= local_num_envs * (num_steps // 2) must hold"),
+        (
+            ("--num-minibatches", 513),
+            "num_minibatches <= local_num_envs * (num_steps // 2) must hold",
+        ),
         (("--total-timesteps", 1023), "total_timesteps >= num_envs * num_steps must hold"),
         (("--backend", "nccl"), "needs --backend gloo: nccl takes a GPU for each process"),
         (("--device-ids", 0), "needs --device-ids of GPUs that it may use: it has 0"),
         (("--device-ids", 0, 1), "needs --device-ids for the 1 processes of a machine"),
-        (("--resume", "nowhere", "--seed", 2), "give no others, but for --device-ids and --backend"),
+        (
+            ("--resume", "nowhere", "--seed", 2),
+            "give no others, but for --device-ids and --backend",
+        ),
         (("--resume", "nowhere", "--device-ids", 0, "--backend", "gloo"), "cannot resume nowhere"),
     ],
 )
@@ -372,16 +556,27 @@ def test_nccl_takes_a_gpu_for_each_process(file, tmp_path, monkeypatch):
     """As on a machine with one GPU: what torchrun's two processes share is refused before they meet."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
+    for name, value in {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+    }.items():
         monkeypatch.setenv(name, value)
     for flags in (("--device-ids", 0, 0), ()):
-        assert "needs --backend gloo: nccl takes a GPU for each" in refuse(file, tmp_path, "--backend", "nccl", *flags)
-    assert "--device-ids of GPUs that it may use: it has 1" in refuse(file, tmp_path, "--device-ids", 0, 1)
+        assert "needs --backend gloo: nccl takes a GPU for each" in refuse(
+            file, tmp_path, "--backend", "nccl", *flags
+        )
+    assert "--device-ids of GPUs that it may use: it has 1" in refuse(
+        file, tmp_path, "--device-ids", 0, 1
+    )
 
 
 def test_other_flags_on_another_machine_are_refused(file, tmp_path):
     flags = ("--env-id", probe(file, "RandomEnds"), *SMALL)
-    (_, first), (_, second) = run_all(file, tmp_path, *flags, own_flags=lambda rank: ("--seed", rank))
+    (_, first), (_, second) = run_all(
+        file, tmp_path, *flags, own_flags=lambda rank: ("--seed", rank)
+    )
     assert second == "process 1 was started with other flags than process 0"
     assert first.startswith("\nprocess 0 has lost another one")
 
@@ -401,7 +596,11 @@ def start(file, folder, *words, before=(), **variables):
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "stderr", "w") as stderr:
         return subprocess.Popen(
-            [*before, *TORCHRUN, *map(str, words)], cwd=folder, env=os.environ | variables, stderr=stderr, stdout=stderr
+            [*before, *TORCHRUN, *map(str, words)],
+            cwd=folder,
+            env=os.environ | variables,
+            stderr=stderr,
+            stdout=stderr,
         )
 
 
@@ -415,12 +614,22 @@ def wait_for(condition, process, seconds=120):
 @pytest.mark.slow
 def test_torchrun_and_kill_9(file, tmp_path):
     """What the user sees is torchrun's report of who was killed, and before it a line that tells how to go on."""
-    flags = ("--env-id", "ALE/Pong-v5", *SMALL, "--total-timesteps", 10**6, "--checkpoint-interval", 1)
+    flags = (
+        "--env-id",
+        "ALE/Pong-v5",
+        *SMALL,
+        "--total-timesteps",
+        10**6,
+        "--checkpoint-interval",
+        1,
+    )
     torchrun = start(file, tmp_path, "--standalone", "--nproc-per-node", 2, file, *flags)
     try:
         wait_for(lambda: list(tmp_path.glob("runs/*/checkpoint.pt")), torchrun)
         children = Path(f"/proc/{torchrun.pid}/task/{torchrun.pid}/children").read_text().split()
-        second = [pid for pid in children if b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes()]
+        second = [
+            pid for pid in children if b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes()
+        ]
         killed, _ = time.time(), os.kill(int(second[0]), signal.SIGKILL)
         assert torchrun.wait(60) != 0 and time.time() - killed < 60
     finally:
@@ -443,13 +652,18 @@ def two_hosts():
     commands = [f"netns add {name}" for name in names]
     commands += [f"link add eth-a netns {names[0]} type veth peer name eth-b netns {names[1]}"]
     for i, name in enumerate(names):
-        commands += [f"-n {name} addr add 10.77.0.{i + 1}/24 dev eth-{'ab'[i]}", f"-n {name} link set eth-{'ab'[i]} up"]
+        commands += [
+            f"-n {name} addr add 10.77.0.{i + 1}/24 dev eth-{'ab'[i]}",
+            f"-n {name} link set eth-{'ab'[i]} up",
+        ]
         commands += [f"-n {name} link set lo up"]
     try:
         for command in commands:
             done = subprocess.run([ip, *command.split()], capture_output=True, text=True)
             if done.returncode:
-                pytest.skip(f"cannot make network namespaces here: ip {command}: {done.stderr.strip()}")
+                pytest.skip(
+                    f"cannot make network namespaces here: ip {command}: {done.stderr.strip()}"
+                )
         yield [[ip, "netns", "exec", name] for name in names]
     finally:
         for name in names:
@@ -457,9 +671,28 @@ def two_hosts():
 
 
 def start_hosts(file, folder, hosts, *flags):
-    words = ("--nnodes", 2, "--nproc-per-node", 1, "--master-addr", "10.77.0.1", "--master-port", 29500, "--node-rank")
+    words = (
+        "--nnodes",
+        2,
+        "--nproc-per-node",
+        1,
+        "--master-addr",
+        "10.77.0.1",
+        "--master-port",
+        29500,
+        "--node-rank",
+    )
     return [
-        start(file, folder / str(i), *words, i, file, *flags, before=host, GLOO_SOCKET_IFNAME=f"eth-{'ab'[i]}")
+        start(
+            file,
+            folder / str(i),
+            *words,
+            i,
+            file,
+            *flags,
+            before=host,
+            GLOO_SOCKET_IFNAME=f"eth-{'ab'[i]}",
+        )
         for i, host in enumerate(hosts)
     ]
 
@@ -476,23 +709,42 @@ def test_two_hosts(file, tmp_path, two_hosts):
     assert codes == [0, 0], told
     run = only_run(tmp_path / "0")
     assert (
-        about(run)["world_size"] == 2 and read_checkpoint(run)["global_step"] == 64 and len(read_checkpoint(run)["rng"]) == 2
+        about(run)["world_size"] == 2
+        and read_checkpoint(run)["global_step"] == 64
+        and len(read_checkpoint(run)["rng"]) == 2
     )
-    assert [path.name for path in (tmp_path / "1").iterdir()] == ["stderr"] and "run folder" not in told[1]
+    assert [path.name for path in (tmp_path / "1").iterdir()] == [
+        "stderr"
+    ] and "run folder" not in told[1]
     counters = subprocess.run(
-        [*two_hosts[0], "cat", "/sys/class/net/eth-a/statistics/tx_bytes"], capture_output=True, text=True
+        [*two_hosts[0], "cat", "/sys/class/net/eth-a/statistics/tx_bytes"],
+        capture_output=True,
+        text=True,
     )
-    assert int(counters.stdout) > 4 * 4 * 1_600_000, "each of four steps sends as many bytes as the gradient has"
+    assert int(counters.stdout) > 4 * 4 * 1_600_000, (
+        "each of four steps sends as many bytes as the gradient has"
+    )
 
 
 @pytest.mark.slow
 def test_two_hosts_without_a_cable(file, tmp_path, two_hosts):
     """When nothing arrives any more, and nobody says so: both end within a minute, with a line."""
-    flags = ("--env-id", "ALE/Pong-v5", *SMALL, "--total-timesteps", 10**6, "--checkpoint-interval", 1)
+    flags = (
+        "--env-id",
+        "ALE/Pong-v5",
+        *SMALL,
+        "--total-timesteps",
+        10**6,
+        "--checkpoint-interval",
+        1,
+    )
     torchruns = start_hosts(file, tmp_path, two_hosts, *flags)
     try:
         wait_for(lambda: list(tmp_path.glob("0/runs/*/checkpoint.pt")), torchruns[0])
-        cut, _ = time.time(), subprocess.run([*two_hosts[1], "ip", "link", "set", "eth-b", "down"], check=True)
+        cut, _ = (
+            time.time(),
+            subprocess.run([*two_hosts[1], "ip", "link", "set", "eth-b", "down"], check=True),
+        )
         for torchrun in torchruns:
             assert torchrun.wait(70) != 0
         assert time.time() - cut < 65

@@ -13,8 +13,28 @@ import torch
 from tests.harness import FILES, flat_grad, only_run, probe, same, scalars, train, weights
 from tests.test_contract import edit
 
-SMALL = ("--num-envs", 3, "--num-steps", 32, "--num-minibatches", 2, "--update-epochs", 3, "--gamma", 0.9)
-PROBE_FLAGS = ("--total-timesteps", 10_240, "--num-envs", 8, "--num-steps", 32, "--num-minibatches", 4)
+SMALL = (
+    "--num-envs",
+    3,
+    "--num-steps",
+    32,
+    "--num-minibatches",
+    2,
+    "--update-epochs",
+    3,
+    "--gamma",
+    0.9,
+)
+PROBE_FLAGS = (
+    "--total-timesteps",
+    10_240,
+    "--num-envs",
+    8,
+    "--num-steps",
+    32,
+    "--num-minibatches",
+    4,
+)
 PROBE_FLAGS = (*PROBE_FLAGS, "--learning-rate", 0.01, "--gamma", 0.5, "--no-clip-vloss")
 
 
@@ -44,7 +64,9 @@ def test_continuous_2_one_standard_deviation_for_all_states(file, tmp_path):
     def look(names):
         seen.append(names["agent"].logstd.detach().clone())
 
-    agent = train(file, tmp_path, "--env-id", "Pendulum-v1", *SMALL, "--total-timesteps", 96, on_update=look)["agent"]
+    agent = train(
+        file, tmp_path, "--env-id", "Pendulum-v1", *SMALL, "--total-timesteps", 96, on_update=look
+    )["agent"]
     assert seen[0].tolist() == [0.0] and seen[-1].tolist() != [0.0], "it starts at 0 and is learned"
     assert isinstance(agent.logstd, torch.nn.Parameter) and agent.logstd.shape == (1,)
 
@@ -54,20 +76,45 @@ def test_continuous_3_components_are_independent(file, tmp_path):
 
     def look(names):
         mb, agent = names["mb"], names["agent"]
-        normal = torch.distributions.Normal(names["shaken_mean" if "shaken_mean" in names else "mean"], agent.logstd.exp())
+        normal = torch.distributions.Normal(
+            names["shaken_mean" if "shaken_mean" in names else "mean"], agent.logstd.exp()
+        )
         expected = normal.log_prob(names["b_actions"][mb]).sum(1) - names["b_logprobs"][mb]
         torch.testing.assert_close(names["logratio"], expected, atol=1e-5, rtol=1e-4)
-        assert names["entropy"].item() == pytest.approx(normal.entropy().sum(1).mean().item(), rel=1e-5)
+        assert names["entropy"].item() == pytest.approx(
+            normal.entropy().sum(1).mean().item(), rel=1e-5
+        )
         assert names["entropy"].item() > 2, "twice 1.42"
 
-    train(file, tmp_path, "--env-id", "Probe/ContinuousTarget-v0", *SMALL, "--total-timesteps", 96, on_update=look)
+    train(
+        file,
+        tmp_path,
+        "--env-id",
+        "Probe/ContinuousTarget-v0",
+        *SMALL,
+        "--total-timesteps",
+        96,
+        on_update=look,
+    )
 
 
 def test_continuous_4_separate_networks_of_64_tanh_units(file, tmp_path):
-    agent = train(file, tmp_path, "--env-id", "Pendulum-v1", *SMALL, "--total-timesteps", 96)["agent"]
+    agent = train(file, tmp_path, "--env-id", "Pendulum-v1", *SMALL, "--total-timesteps", 96)[
+        "agent"
+    ]
     for network, outputs in ((agent.actor, 1), (agent.critic, 1)):
-        assert [type(layer).__name__ for layer in network] == ["Linear", "Tanh", "Linear", "Tanh", "Linear"]
-        assert [tuple(p.shape) for p in network.parameters() if p.dim() == 2] == [(64, 3), (64, 64), (outputs, 64)]
+        assert [type(layer).__name__ for layer in network] == [
+            "Linear",
+            "Tanh",
+            "Linear",
+            "Tanh",
+            "Linear",
+        ]
+        assert [tuple(p.shape) for p in network.parameters() if p.dim() == 2] == [
+            (64, 3),
+            (64, 64),
+            (outputs, 64),
+        ]
     obs = torch.randn(5, 3)
     value, policy = agent.value(obs), agent.policy(obs)
     with torch.no_grad():
@@ -78,7 +125,9 @@ def test_continuous_4_separate_networks_of_64_tanh_units(file, tmp_path):
 
 def test_continuous_5_the_environment_gets_clipped_actions(file, tmp_path):
     """The probe refuses actions beyond 1; what is learned from goes far beyond."""
-    names = train(file, tmp_path, "--env-id", probe(file, "ActionMatters"), *SMALL, "--total-timesteps", 96)
+    names = train(
+        file, tmp_path, "--env-id", probe(file, "ActionMatters"), *SMALL, "--total-timesteps", 96
+    )
     assert np.abs(names["actions"]).max() > 1.5
     assert names["b_actions"].abs().max() > 1.5
 
@@ -120,7 +169,9 @@ def test_continuous_6_observations_are_normalized(file, tmp_path, monkeypatch):
 
 
 def test_continuous_7_normalized_observations_are_clipped(file, tmp_path):
-    agent = train(file, tmp_path, "--env-id", "Pendulum-v1", *SMALL, "--total-timesteps", 96)["agent"]
+    agent = train(file, tmp_path, "--env-id", "Pendulum-v1", *SMALL, "--total-timesteps", 96)[
+        "agent"
+    ]
     assert agent.normalize(np.full((2, 3), 1e9)).tolist() == [[10.0] * 3] * 2
     assert agent.normalize(np.full((2, 3), -1e9)).tolist() == [[-10.0] * 3] * 2
     assert agent.normalize(agent.obs_moments.mean.numpy()[None] + 1e-3).abs().max() < 1
@@ -132,7 +183,9 @@ def test_continuous_8_rewards_are_scaled_by_the_spread_of_returns(file, tmp_path
 
     def look(names):
         if len(rollouts) <= names["iteration"]:
-            rollouts.append({name: names[name].copy() for name in ("rewards", "scaled_rewards", "is_last")})
+            rollouts.append(
+                {name: names[name].copy() for name in ("rewards", "scaled_rewards", "is_last")}
+            )
 
     flags = ("--env-id", probe(file, "RandomEnds"), *SMALL, "--total-timesteps", 96 * 3)
     train(file, tmp_path, *flags, on_update=look)
@@ -146,12 +199,25 @@ def test_continuous_8_rewards_are_scaled_by_the_spread_of_returns(file, tmp_path
                     running[e] = 0.9 * running[e] + float(rollout["rewards"][t, e])
                     sums.append(running[e])
         expected = rollout["rewards"] / math.sqrt(np.var(sums) + 1e-8)
-        np.testing.assert_allclose(rollout["scaled_rewards"], expected.clip(-10, 10), rtol=1e-4, atol=1e-6)
-    assert np.concatenate([rollout["is_last"] for rollout in rollouts]).any(), "there must have been resets"
+        np.testing.assert_allclose(
+            rollout["scaled_rewards"], expected.clip(-10, 10), rtol=1e-4, atol=1e-6
+        )
+    assert np.concatenate([rollout["is_last"] for rollout in rollouts]).any(), (
+        "there must have been resets"
+    )
 
 
 def test_continuous_9_scaled_rewards_are_clipped(file, tmp_path):
-    flags = ("--env-id", probe(file, "Outlier"), "--num-steps", 256, "--num-minibatches", 2, "--gamma", 0)
+    flags = (
+        "--env-id",
+        probe(file, "Outlier"),
+        "--num-steps",
+        256,
+        "--num-minibatches",
+        2,
+        "--gamma",
+        0,
+    )
     flags = (*flags, "--num-envs", 2 if "lstm" in file.stem else 1)
     rewards = train(file, tmp_path, *flags, "--total-timesteps", 512)["scaled_rewards"]
     assert rewards.max() == 10.0 and (rewards > 0).sum() < 5
@@ -220,11 +286,14 @@ def test_evaluation_leaves_the_normalizer_alone(file, tmp_path):
 
 
 def test_checkpoints_hold_both_normalizers(file, tmp_path):
-    names = train(file, tmp_path, "--env-id", probe(file, "RandomEnds"), *SMALL, "--total-timesteps", 96)
+    names = train(
+        file, tmp_path, "--env-id", probe(file, "RandomEnds"), *SMALL, "--total-timesteps", 96
+    )
     checkpoint = torch.load(only_run(tmp_path) / "checkpoint.pt", weights_only=True)
     assert "return_moments" in checkpoint
     assert (
-        same(checkpoint["return_moments"], names["return_moments"].state_dict()) and checkpoint["return_moments"]["count"] > 50
+        same(checkpoint["return_moments"], names["return_moments"].state_dict())
+        and checkpoint["return_moments"]["count"] > 50
     )
     assert checkpoint["agent"]["obs_moments.count"] == 99
     edit(only_run(tmp_path), total_timesteps=192)
@@ -235,10 +304,24 @@ def test_checkpoints_hold_both_normalizers(file, tmp_path):
 
 def test_advantages_are_of_the_scaled_rewards(file, tmp_path):
     """core 5 and continuous 8 together, against a slow reference that walks each episode by itself."""
-    names = train(file, tmp_path, "--env-id", probe(file, "RandomEnds"), *SMALL, "--gae-lambda", 0.7, "--total-timesteps", 288)
-    values, rewards, terminated, is_last = (names[name] for name in ("values", "scaled_rewards", "terminated", "is_last"))
+    names = train(
+        file,
+        tmp_path,
+        "--env-id",
+        probe(file, "RandomEnds"),
+        *SMALL,
+        "--gae-lambda",
+        0.7,
+        "--total-timesteps",
+        288,
+    )
+    values, rewards, terminated, is_last = (
+        names[name] for name in ("values", "scaled_rewards", "terminated", "is_last")
+    )
     ends = is_last[1:] & ~is_last[:-1]
-    assert terminated.any() and (ends & ~terminated).any() and is_last[:-1].any(), "the rollout must hold every case"
+    assert terminated.any() and (ends & ~terminated).any() and is_last[:-1].any(), (
+        "the rollout must hold every case"
+    )
     for e in range(3):
         for t in np.flatnonzero(~is_last[:-1, e]):
             expected, weight, k = 0.0, 1.0, t
@@ -257,13 +340,30 @@ def test_core_10_the_gradient_is_that_of_the_textbook_loss(file, tmp_path):
         policy = torch.distributions.Normal(agent.actor(names["b_obs"][mb]), agent.logstd.exp())
         value = agent.critic(names["b_obs"][mb])[:, 0]
         ratio = torch.exp(policy.log_prob(names["b_actions"][mb]).sum(1) - names["b_logprobs"][mb])
-        gain = torch.minimum(ratio * names["mb_advantages"], torch.clip(ratio, 0.8, 1.2) * names["mb_advantages"])
+        gain = torch.minimum(
+            ratio * names["mb_advantages"], torch.clip(ratio, 0.8, 1.2) * names["mb_advantages"]
+        )
         error = (value - names["b_returns"][mb]) ** 2
         loss = -gain.mean() + 0.7 * error.mean() / 2 - 0.3 * policy.entropy().sum(1).mean()
         expected = torch.autograd.grad(loss, list(agent.parameters()))
-        torch.testing.assert_close(flat_grad(names["agent"]), torch.cat([g.flatten() for g in expected]), atol=1e-5, rtol=1e-3)
+        torch.testing.assert_close(
+            flat_grad(names["agent"]),
+            torch.cat([g.flatten() for g in expected]),
+            atol=1e-5,
+            rtol=1e-3,
+        )
 
-    flags = ("--vf-coef", 0.7, "--ent-coef", 0.3, "--no-clip-vloss", "--max-grad-norm", 1e9, "--learning-rate", 0.01)
+    flags = (
+        "--vf-coef",
+        0.7,
+        "--ent-coef",
+        0.3,
+        "--no-clip-vloss",
+        "--max-grad-norm",
+        1e9,
+        "--learning-rate",
+        0.01,
+    )
     flags = ("--env-id", "Probe/ContinuousTarget-v0", *SMALL, "--total-timesteps", 192, *flags)
     train(file, tmp_path, *flags, on_update=look)
 
@@ -284,11 +384,15 @@ def test_other_actions_are_refused(file, tmp_path, env_id, words):
         train(file, tmp_path, "--env-id", env_id, *SMALL, "--total-timesteps", 96)
 
 
-@pytest.mark.parametrize("env_id", ["HalfCheetah-v5", "Hopper-v4", "dm_control/cartpole-balance-v0"])
+@pytest.mark.parametrize(
+    "env_id", ["HalfCheetah-v5", "Hopper-v4", "dm_control/cartpole-balance-v0"]
+)
 def test_environments_of_all_kinds(file, tmp_path, env_id):
     if env_id.startswith("dm_control") and not importlib.util.find_spec("dm_control"):
         pytest.skip("needs dm_control")
-    for name in [name for name in gym.registry if name.startswith("dm_control/")]:  # the file registers them itself
+    for name in [
+        name for name in gym.registry if name.startswith("dm_control/")
+    ]:  # the file registers them itself
         gym.registry.pop(name)
     sys.modules.pop("shimmy", None)
     names = train(file, tmp_path, "--env-id", env_id, *SMALL, "--total-timesteps", 96)
@@ -300,7 +404,16 @@ def test_environments_of_all_kinds(file, tmp_path, env_id):
 
 
 def test_learns_inverted_pendulum(file, tmp_path):
-    flags = ("--env-id", "InvertedPendulum-v5", "--total-timesteps", 40_960, "--num-envs", 4, "--num-steps", 256)
+    flags = (
+        "--env-id",
+        "InvertedPendulum-v5",
+        "--total-timesteps",
+        40_960,
+        "--num-envs",
+        4,
+        "--num-steps",
+        256,
+    )
     train(file, tmp_path, *flags, "--num-minibatches", 8, "--learning-rate", 0.002)
     returns = [value for _, value in scalars(only_run(tmp_path))["charts/episodic_return"]]
     assert np.mean(returns[:20]) < 20 and np.mean(returns[-10:]) > 500

@@ -18,11 +18,43 @@ from torch.overrides import TorchFunctionMode
 
 from cleanrl_utils import enjoy
 from tests import isaac_probes
-from tests.harness import FILES, ROOT, about, only_run, read_checkpoint, same, scalars, train, weights
+from tests.harness import (
+    FILES,
+    ROOT,
+    about,
+    only_run,
+    read_checkpoint,
+    same,
+    scalars,
+    train,
+    weights,
+)
 from tests.test_packaging import UV
 
-SMALL = ("--num-envs", 3, "--num-steps", 32, "--num-minibatches", 2, "--update-epochs", 2, "--gamma", 0.9)
-PROBE_FLAGS = ("--total-timesteps", 4096, "--num-envs", 16, "--num-steps", 8, "--num-minibatches", 2, "--gamma", 0.5)
+SMALL = (
+    "--num-envs",
+    3,
+    "--num-steps",
+    32,
+    "--num-minibatches",
+    2,
+    "--update-epochs",
+    2,
+    "--gamma",
+    0.9,
+)
+PROBE_FLAGS = (
+    "--total-timesteps",
+    4096,
+    "--num-envs",
+    16,
+    "--num-steps",
+    8,
+    "--num-minibatches",
+    2,
+    "--gamma",
+    0.5,
+)
 
 
 @pytest.fixture
@@ -33,7 +65,18 @@ def file():
 # the details of environments that speak tensors
 
 
-READS = {"item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "__index__", "__array__", "nonzero"}
+READS = {
+    "item",
+    "tolist",
+    "cpu",
+    "numpy",
+    "__bool__",
+    "__float__",
+    "__int__",
+    "__index__",
+    "__array__",
+    "nonzero",
+}
 
 
 class Reads(TorchFunctionMode):
@@ -59,10 +102,15 @@ def test_isaac_1_an_iteration_waits_once(file, tmp_path):
             flags = (*SMALL, "--num-steps", num_steps, "--total-timesteps", 3 * num_steps * 3)
             train(file, tmp_path / str(num_steps), "--env-id", "TellingProbe/RandomEnds-v0", *flags)
         assert +reads.seen == {"tolist": 3, "cpu": 3, "numpy": 3}
-        assert len(scalars(only_run(tmp_path / str(num_steps)))["charts/episodic_return"]) >= num_steps / 2
+        assert (
+            len(scalars(only_run(tmp_path / str(num_steps)))["charts/episodic_return"])
+            >= num_steps / 2
+        )
 
 
-@pytest.mark.parametrize(("kind", "values"), [("TellingProbe", {-1: 1.5, 1: 1}), ("IsaacProbe", {-1: 2, 1: 1})])
+@pytest.mark.parametrize(
+    ("kind", "values"), [("TellingProbe", {-1: 1.5, 1: 1}), ("IsaacProbe", {-1: 2, 1: 1})]
+)
 def test_isaac_2_a_cut_episode_is_worth_what_is_known_of_its_end(file, tmp_path, kind, values):
     names = train(file, tmp_path, "--env-id", f"{kind}/LastIsKnown-v0", *PROBE_FLAGS)
     assert learned_values(names, values) == pytest.approx(list(values.values()), abs=0.1)
@@ -77,16 +125,32 @@ def learned_values(names, observations):
 def test_isaac_3_rewards_are_scaled_by_a_constant(file, tmp_path):
     """What is learned from, not what is reported."""
     names = train(
-        file, tmp_path, "--env-id", "IsaacProbe/MarkedLast-v0", *SMALL, "--total-timesteps", 96, "--reward-scaler", 0.25
+        file,
+        tmp_path,
+        "--env-id",
+        "IsaacProbe/MarkedLast-v0",
+        *SMALL,
+        "--total-timesteps",
+        96,
+        "--reward-scaler",
+        0.25,
     )
     assert names["rewards"].unique().tolist() == [0.25]
     assert {value for _, value in scalars(only_run(tmp_path))["charts/episodic_return"]} == {3.0}
 
 
 def test_isaac_4_networks_of_256_tanh_units(file, tmp_path):
-    agent = train(file, tmp_path, "--env-id", "IsaacProbe/RandomEnds-v0", *SMALL, "--total-timesteps", 96)["agent"]
+    agent = train(
+        file, tmp_path, "--env-id", "IsaacProbe/RandomEnds-v0", *SMALL, "--total-timesteps", 96
+    )["agent"]
     for network, out in ((agent.actor, 1), (agent.critic, 1)):
-        assert [type(layer).__name__ for layer in network] == ["Linear", "Tanh", "Linear", "Tanh", "Linear"]
+        assert [type(layer).__name__ for layer in network] == [
+            "Linear",
+            "Tanh",
+            "Linear",
+            "Tanh",
+            "Linear",
+        ]
         assert [layer.weight.shape for layer in network[::2]] == [(256, 3), (256, 256), (out, 256)]
 
 
@@ -95,29 +159,52 @@ def test_isaac_5_brax_hands_its_arrays_over_where_they_are(file, tmp_path):
     from tests import brax_probes  # noqa: F401  registers them
 
     names, pointer = runpy.run_path(str(file)), lambda array: array.unsafe_buffer_pointer()
-    envs, given, taken = names["TensorEnvs"](names["BraxEnvs"]("RandomEnds", 64, torch.device("cpu"), 5), None), [], []
+    envs, given, taken = (
+        names["TensorEnvs"](names["BraxEnvs"]("RandomEnds", 64, torch.device("cpu"), 5), None),
+        [],
+        [],
+    )
     advance, from_dlpack = envs.env.advance, envs.env.from_dlpack
     envs.env.from_dlpack = lambda actions: given.append(from_dlpack(actions)) or given[-1]
     envs.env.advance = lambda *args: taken.append(advance(*args)) or taken[-1]
     obs, _ = envs.reset(seed=1)
-    starts, lengths, returns, seen = [*map(tuple, obs.tolist())], np.zeros(64), np.zeros(64), Counter()
+    starts, lengths, returns, seen = (
+        [*map(tuple, obs.tolist())],
+        np.zeros(64),
+        np.zeros(64),
+        Counter(),
+    )
     for _ in range(48):
         obs, rewards, terminated, truncated, infos = envs.step(3 * torch.ones(64, 2))
         assert envs.sent.data_ptr() == pointer(given[-1]) and envs.sent.max() == 1
-        answers = zip((obs, rewards, terminated, truncated, infos["final_obs"]), taken[-1][1], strict=True)
+        answers = zip(
+            (obs, rewards, terminated, truncated, infos["final_obs"]), taken[-1][1], strict=True
+        )
         assert all(tensor.data_ptr() == pointer(array) for tensor, array in answers)
         is_broken = ~infos["final_obs"].isfinite().all(1)
-        assert terminated[is_broken].all() and (rewards[is_broken] == 0).all() and obs.isfinite().all()
-        lengths, returns, is_over = lengths + 1, returns + rewards.numpy(), (terminated | truncated).numpy()
+        assert (
+            terminated[is_broken].all() and (rewards[is_broken] == 0).all() and obs.isfinite().all()
+        )
+        lengths, returns, is_over = (
+            lengths + 1,
+            returns + rewards.numpy(),
+            (terminated | truncated).numpy(),
+        )
         assert np.array_equal(truncated.numpy(), (lengths == 5) & ~terminated.numpy())
-        assert np.array_equal(infos["_episode"], is_over) and np.array_equal(infos["episode"]["l"], lengths)
+        assert np.array_equal(infos["_episode"], is_over) and np.array_equal(
+            infos["episode"]["l"], lengths
+        )
         np.testing.assert_allclose(infos["episode"]["r"], returns, rtol=1e-4, atol=1e-4)
         assert torch.equal(obs[~is_over], infos["final_obs"][~is_over])
         starts += map(tuple, obs[is_over].tolist())
-        seen += Counter(cut=int(truncated.sum()), end=int(terminated.sum()), broken=int(is_broken.sum()))
+        seen += Counter(
+            cut=int(truncated.sum()), end=int(terminated.sum()), broken=int(is_broken.sum())
+        )
         lengths, returns = lengths * ~is_over, returns * ~is_over
     assert min(seen["cut"], seen["end"] - seen["broken"], seen["broken"]) > 10
-    assert len(set(starts)) > 64 * 3 and advance._cache_size() == 1, "three more pools of states, and one compilation"
+    assert len(set(starts)) > 64 * 3 and advance._cache_size() == 1, (
+        "three more pools of states, and one compilation"
+    )
 
 
 def test_forces_are_added_up_in_a_fixed_order(file, tmp_path, monkeypatch):
@@ -134,14 +221,26 @@ def test_forces_are_added_up_in_a_fixed_order(file, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_run_on_brax(file, tmp_path):
-    train(file, tmp_path, "--env-id", "tests.brax_probes:brax/MarkedLast", *SMALL, "--total-timesteps", 192)
+    train(
+        file,
+        tmp_path,
+        "--env-id",
+        "tests.brax_probes:brax/MarkedLast",
+        *SMALL,
+        "--total-timesteps",
+        192,
+    )
     episodes = scalars(only_run(tmp_path))["charts/episodic_return"]
-    assert [step for step, _ in episodes] == [3 * t + e + 1 for t in range(2, 64, 3) for e in range(3)]
+    assert [step for step, _ in episodes] == [
+        3 * t + e + 1 for t in range(2, 64, 3) for e in range(3)
+    ]
     assert {value for _, value in episodes} == {3.0}
 
 
 def test_isaac_6_a_time_limit_of_the_task_is_an_end(file, tmp_path):
-    names = train(file, tmp_path, "--env-id", "IsaacProbe/FiniteHorizon-v0", *SMALL, "--total-timesteps", 96)
+    names = train(
+        file, tmp_path, "--env-id", "IsaacProbe/FiniteHorizon-v0", *SMALL, "--total-timesteps", 96
+    )
     assert names["is_over"].any() and torch.equal(names["terminated"], names["is_over"])
 
 
@@ -150,11 +249,27 @@ def test_isaac_6_a_time_limit_of_the_task_is_an_end(file, tmp_path):
 
 @pytest.mark.parametrize("kind", ["TellingProbe", "IsaacProbe"])
 def test_core_5_advantages_against_a_slow_reference(file, tmp_path, kind):
-    names = train(file, tmp_path, "--env-id", f"{kind}/RandomEnds-v0", *SMALL, "--gae-lambda", 0.7, "--total-timesteps", 192)
-    obs, last_obs, values, rewards, is_over = (names[x] for x in ("obs", "last_obs", "values", "rewards", "is_over"))
+    names = train(
+        file,
+        tmp_path,
+        "--env-id",
+        f"{kind}/RandomEnds-v0",
+        *SMALL,
+        "--gae-lambda",
+        0.7,
+        "--total-timesteps",
+        192,
+    )
+    obs, last_obs, values, rewards, is_over = (
+        names[x] for x in ("obs", "last_obs", "values", "rewards", "is_over")
+    )
     terminated = names["terminated"]
-    assert terminated.any() and (is_over & ~terminated).any() and not is_over.all(), "the rollout must hold every case"
-    assert torch.equal(last_obs, obs[:-1]) == (kind == "IsaacProbe"), "what stands in is what was seen before"
+    assert terminated.any() and (is_over & ~terminated).any() and not is_over.all(), (
+        "the rollout must hold every case"
+    )
+    assert torch.equal(last_obs, obs[:-1]) == (kind == "IsaacProbe"), (
+        "what stands in is what was seen before"
+    )
     for e in range(3):
         for t in range(32):
             expected, weight, k = 0.0, 1.0, t
@@ -170,10 +285,22 @@ def test_core_5_advantages_against_a_slow_reference(file, tmp_path, kind):
 
 def test_continuous_5_the_environment_gets_clipped_actions(file, tmp_path):
     """The probe refuses all others; what is learned from is what was drawn."""
-    names = train(file, tmp_path, "--env-id", "IsaacProbe/ActionMatters-v0", *SMALL, "--total-timesteps", 96)
+    names = train(
+        file, tmp_path, "--env-id", "IsaacProbe/ActionMatters-v0", *SMALL, "--total-timesteps", 96
+    )
     assert names["actions"].abs().max() > 1 and names["envs"].sent.abs().max() <= 1
-    names = train(file, tmp_path / "free", "--env-id", "IsaacProbe/PointMass-v0", *SMALL, "--total-timesteps", 96)
-    assert torch.equal(names["envs"].sent, names["actions"][-1]), "where there are no bounds, nothing is clipped"
+    names = train(
+        file,
+        tmp_path / "free",
+        "--env-id",
+        "IsaacProbe/PointMass-v0",
+        *SMALL,
+        "--total-timesteps",
+        96,
+    )
+    assert torch.equal(names["envs"].sent, names["actions"][-1]), (
+        "where there are no bounds, nothing is clipped"
+    )
 
 
 def test_continuous_6_and_7_observations_are_normalized(file, tmp_path):
@@ -186,7 +313,11 @@ def test_continuous_6_and_7_observations_are_normalized(file, tmp_path):
 
     register = isaac_probes.IsaacProbe.observe
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(isaac_probes.IsaacProbe, "observe", lambda env, obs: shown.append(np.float64(obs)) or register(env, obs))
+        patch.setattr(
+            isaac_probes.IsaacProbe,
+            "observe",
+            lambda env, obs: shown.append(np.float64(obs)) or register(env, obs),
+        )
         flags = ("--env-id", "IsaacProbe/FarAndWide-v0", *SMALL, "--total-timesteps", 192)
         agent = train(file, tmp_path, *flags, on_update=look)["agent"]
     rows = np.concatenate(shown)
@@ -206,13 +337,24 @@ def test_continuous_6_and_7_observations_are_normalized(file, tmp_path):
 
 def test_learns_point_mass(file, tmp_path):
     """With the default settings but for the number of environments. 10 is the most an episode can bring."""
-    train(file, tmp_path, "--env-id", "IsaacProbe/PointMass-v0", "--num-envs", 64, "--total-timesteps", 1024 * 30)
+    train(
+        file,
+        tmp_path,
+        "--env-id",
+        "IsaacProbe/PointMass-v0",
+        "--num-envs",
+        64,
+        "--total-timesteps",
+        1024 * 30,
+    )
     returns = [value for _, value in scalars(only_run(tmp_path))["charts/episodic_return"]]
     assert np.mean(returns[:50]) < 2 and np.mean(returns[-50:]) > 6.5
 
 
 def test_evaluation_normalizes_and_leaves_the_normalizer_alone(file, tmp_path):
-    names = train(file, tmp_path, "--env-id", "IsaacProbe/FarAndWide-v0", *SMALL, "--total-timesteps", 96)
+    names = train(
+        file, tmp_path, "--env-id", "IsaacProbe/FarAndWide-v0", *SMALL, "--total-timesteps", 96
+    )
     agent, obs = names["agent"], torch.tensor([[900.0], [1000.0], [1100.0]])
     policy, answers = names["load_policy"](read_checkpoint(only_run(tmp_path)), names["envs"]), []
     for _ in range(2):
@@ -244,23 +386,47 @@ def test_same_seed_same_bits(file, tmp_path):
 
 
 def test_videos_and_metrics_of_a_run(file, tmp_path):
-    flags = (*SMALL, "--num-envs", 2, "--total-timesteps", 2 * 32 * 5, "--capture-video", "--record-video-step-frequency", 100)
+    flags = (
+        *SMALL,
+        "--num-envs",
+        2,
+        "--total-timesteps",
+        2 * 32 * 5,
+        "--capture-video",
+        "--record-video-step-frequency",
+        100,
+    )
     train(file, tmp_path, "--env-id", "IsaacProbe/ConstantValue-v0", *flags)
-    videos = {path.name: len(imageio.v3.imread(path)) for path in (only_run(tmp_path) / "videos").glob("*.mp4")}
+    videos = {
+        path.name: len(imageio.v3.imread(path))
+        for path in (only_run(tmp_path) / "videos").glob("*.mp4")
+    }
     assert videos == {"step-0-step-0.mp4": 100, "step-0-step-100.mp4": 60}
     logged = scalars(only_run(tmp_path))
     assert logged["charts/consecutive_successes"] == [(64 * i, 1.0) for i in range(1, 6)]
-    names = "value_loss policy_loss entropy old_approx_kl approx_kl clipfrac explained_variance".split()
-    assert {f"losses/{name}" for name in names} | {"charts/SPS", "charts/learning_rate"} <= set(logged)
+    names = (
+        "value_loss policy_loss entropy old_approx_kl approx_kl clipfrac explained_variance".split()
+    )
+    assert {f"losses/{name}" for name in names} | {"charts/SPS", "charts/learning_rate"} <= set(
+        logged
+    )
 
 
 # packages that only some environments need
 
 
 def test_packages_are_imported_when_an_environment_needs_them(file):
-    imported = [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
-    modules = {alias.name for node in imported for alias in node.names} | {getattr(node, "module", "") for node in imported}
-    assert "torch" in modules and not {name for name in modules if name and name.split(".")[0] in ("jax", "brax", "mjlab")}
+    imported = [
+        node
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
+    modules = {alias.name for node in imported for alias in node.names} | {
+        getattr(node, "module", "") for node in imported
+    }
+    assert "torch" in modules and not {
+        name for name in modules if name and name.split(".")[0] in ("jax", "brax", "mjlab")
+    }
 
 
 @pytest.mark.parametrize(
@@ -285,7 +451,16 @@ def test_a_missing_package_gets_one_line(file, tmp_path, monkeypatch, env_id, pa
 @pytest.mark.slow
 def test_learns_inverted_pendulum_of_brax(file, tmp_path):
     """Over DLPack; 1000 is the most there is."""
-    train(file, tmp_path, "--env-id", "brax/inverted_pendulum", "--num-envs", 256, "--total-timesteps", 4096 * 130)
+    train(
+        file,
+        tmp_path,
+        "--env-id",
+        "brax/inverted_pendulum",
+        "--num-envs",
+        256,
+        "--total-timesteps",
+        4096 * 130,
+    )
     returns = [value for _, value in scalars(only_run(tmp_path))["charts/episodic_return"]]
     assert np.mean(returns[:100]) < 30 and np.mean(returns[-100:]) > 500
 
@@ -298,7 +473,16 @@ def test_mjlab_cartpole(file, tmp_path):
         pytest.skip("needs uv")
     venv = tmp_path / "venv"
     environment = os.environ | {"UV_FIND_LINKS": os.environ.get("PIP_FIND_LINKS", "")}
-    install = [UV, "pip", "install", "--quiet", "--python", venv, "--constraints", ROOT / "constraints-mjlab.txt"]
+    install = [
+        UV,
+        "pip",
+        "install",
+        "--quiet",
+        "--python",
+        venv,
+        "--constraints",
+        ROOT / "constraints-mjlab.txt",
+    ]
     install += ["--requirements", ROOT / "mjlab.in"]
     for command in ([UV, "venv", "--quiet", "--python", sys.executable, venv], install):
         made = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -307,30 +491,64 @@ def test_mjlab_cartpole(file, tmp_path):
     python = shutil.which("python", path=venv / "bin") or venv / "Scripts" / "python"
 
     def run(*words):
-        done = subprocess.run([python, *map(str, words)], cwd=tmp_path, env=os.environ, capture_output=True, text=True)
+        done = subprocess.run(
+            [python, *map(str, words)], cwd=tmp_path, env=os.environ, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    flags = ("--env-id", "Mjlab-Cartpole-Balance", "--num-envs", 8, "--num-steps", 8, "--checkpoint-interval", 1)
+    flags = (
+        "--env-id",
+        "Mjlab-Cartpole-Balance",
+        "--num-envs",
+        8,
+        "--num-steps",
+        8,
+        "--checkpoint-interval",
+        1,
+    )
     run(file, *flags, "--total-timesteps", 64 * 3)
     folder = only_run(tmp_path)
     told = about(folder)
-    assert told["packages"]["mujoco"].startswith("3.11") and told["args"]["env_id"] == "Mjlab-Cartpole-Balance"
+    assert (
+        told["packages"]["mujoco"].startswith("3.11")
+        and told["args"]["env_id"] == "Mjlab-Cartpole-Balance"
+    )
     told["args"]["total_timesteps"] = 64 * 6
     (folder / "run.json").write_text(json.dumps(told))
     run(file, "--resume", folder)
     checkpoint, logged = read_checkpoint(folder), scalars(folder)
-    assert int(checkpoint["global_step"]) == 64 * 6 and checkpoint["agent"]["actor.0.weight"].shape == (256, 5)
+    assert int(checkpoint["global_step"]) == 64 * 6 and checkpoint["agent"][
+        "actor.0.weight"
+    ].shape == (256, 5)
     assert [step for step, _ in logged["losses/value_loss"]] == [64 * i for i in range(1, 7)]
     assert all(np.isfinite([value for _, value in points]).all() for points in logged.values())
-    assert checkpoint["agent"]["obs_moments.count"] == 8 * (2 + 48) and checkpoint["agent"]["obs_moments.var"].min() > 0
+    assert (
+        checkpoint["agent"]["obs_moments.count"] == 8 * (2 + 48)
+        and checkpoint["agent"]["obs_moments.var"].min() > 0
+    )
 
 
 def test_ids_of_isaac_lab_are_taken_as_registered(file, tmp_path):
     """Its configuration is made, told the number, the seed and the device, and asked for the last observations."""
-    names = train(file, tmp_path, "--env-id", "IsaacProbe/FiniteHorizon-v0", *SMALL, "--total-timesteps", 96, "--seed", 7)
+    names = train(
+        file,
+        tmp_path,
+        "--env-id",
+        "IsaacProbe/FiniteHorizon-v0",
+        *SMALL,
+        "--total-timesteps",
+        96,
+        "--seed",
+        7,
+    )
     cfg = names["envs"].env.cfg
     assert type(cfg).__name__ == "FiniteCfg" and isinstance(
         gym.spec("IsaacProbe/RandomEnds-v0").kwargs["env_cfg_entry_point"], str
     )
-    assert (cfg.scene.num_envs, cfg.sim.device, cfg.seed, cfg.compute_final_obs) == (3, "cpu", 7, True)
+    assert (cfg.scene.num_envs, cfg.sim.device, cfg.seed, cfg.compute_final_obs) == (
+        3,
+        "cpu",
+        7,
+        True,
+    )

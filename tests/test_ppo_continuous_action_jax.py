@@ -30,19 +30,32 @@ def file():
     return FILES["ppo_continuous_action_jax"]
 
 
-TWIN = functools.cache(lambda: runpy.run_path(str(FILES["ppo_continuous_action"])))  # whose PyTorch is the reference here
+TWIN = functools.cache(
+    lambda: runpy.run_path(str(FILES["ppo_continuous_action"]))
+)  # whose PyTorch is the reference here
 
 
 def torch_agent(agent_state):
     """An agent of ppo_continuous_action.py with the weights and statistics of one of ours."""
     params, moments = agent_state["params"]["params"], agent_state["obs_moments"]
-    spaces = [gym.spaces.Box(-1, 1, shape) for shape in (moments["mean"].shape, params["logstd"].shape)]
-    agent = TWIN()["Agent"](SimpleNamespace(single_observation_space=spaces[0], single_action_space=spaces[1]))
+    spaces = [
+        gym.spaces.Box(-1, 1, shape) for shape in (moments["mean"].shape, params["logstd"].shape)
+    ]
+    agent = TWIN()["Agent"](
+        SimpleNamespace(single_observation_space=spaces[0], single_action_space=spaces[1])
+    )
     state = {"logstd": params["logstd"]} | {f"obs_moments.{name}": x for name, x in moments.items()}
     for name in ("actor", "critic"):
-        for place, layer in {0: "Dense_1", 2: "Dense_0", 4: "Dense_2"}.items():  # flax numbers them as they are made
+        for place, layer in {
+            0: "Dense_1",
+            2: "Dense_0",
+            4: "Dense_2",
+        }.items():  # flax numbers them as they are made
             of_layer = params[name][layer]
-            state |= {f"{name}.{place}.weight": of_layer["kernel"].T, f"{name}.{place}.bias": of_layer["bias"]}
+            state |= {
+                f"{name}.{place}.weight": of_layer["kernel"].T,
+                f"{name}.{place}.bias": of_layer["bias"],
+            }
     agent.load_state_dict({name: torch.tensor(np.array(x)) for name, x in state.items()})
     return agent
 
@@ -53,7 +66,10 @@ def torch_agent(agent_state):
 def follow(args, run):
     """The rollout of a run's next iteration, with the random numbers that the program draws, what the world is after it, the
     states that the environments could start from, and the order of rows in each epoch."""
-    env, agent = brax.envs.get_environment(args.env_id.split("/")[1], backend=None), torch_agent(run["agent"])
+    env, agent = (
+        brax.envs.get_environment(args.env_id.split("/")[1], backend=None),
+        torch_agent(run["agent"]),
+    )
     _, noise_key, place_key, reset_key, order_key = jax.random.split(run["key"], 5)
     rows, size = (args.num_steps, args.num_envs), args.num_steps * args.num_envs
     noise = np.asarray(jax.random.normal(noise_key, (*rows, env.action_size)))
@@ -62,7 +78,9 @@ def follow(args, run):
     pool = jax.device_get(jax.jit(jax.vmap(env.reset))(jax.random.split(reset_key, args.num_envs)))
     step, world, rollout = jax.jit(jax.vmap(env.step)), run["world"], []
     state = jax.tree.unflatten(jax.tree.structure(pool), world["env_state"])
-    total, length, discounted = (world[name].copy() for name in ("episode_return", "episode_length", "discounted"))
+    total, length, discounted = (
+        world[name].copy() for name in ("episode_return", "episode_length", "discounted")
+    )
     for t in range(args.num_steps):
         obs = state.obs["state"]
         with torch.no_grad():
@@ -74,15 +92,34 @@ def follow(args, run):
         rewards, terminated = np.where(is_broken, 0, state.reward), is_broken | (state.done == 1)
         total, length, discounted = total + rewards, length + 1, rewards + args.gamma * discounted
         truncated = (length == args.episode_length) & ~terminated
-        row = obs, actions.numpy(), logprobs, rewards, discounted, terminated, truncated, state.obs["state"], total, length
+        row = (
+            obs,
+            actions.numpy(),
+            logprobs,
+            rewards,
+            discounted,
+            terminated,
+            truncated,
+            state.obs["state"],
+            total,
+            length,
+        )
         rollout.append(row)
         is_over = terminated | truncated
         start_anew = lambda old, new: np.stack(  # noqa: E731
-            [new[place] if over else mine for mine, place, over in zip(old, places[t], is_over, strict=True)]  # noqa: B023
+            [
+                new[place] if over else mine
+                for mine, place, over in zip(old, places[t], is_over, strict=True)
+            ]  # noqa: B023
         )
         state = jax.tree.map(start_anew, state, pool)
         total, length, discounted = total * ~is_over, length * ~is_over, discounted * ~is_over
-    world = dict(episode_return=total, episode_length=length, discounted=discounted, env_state=jax.tree.leaves(state))
+    world = dict(
+        episode_return=total,
+        episode_length=length,
+        discounted=discounted,
+        env_state=jax.tree.leaves(state),
+    )
     bits = np.asarray(jax.random.bits(order_key, (args.update_epochs, size))).astype(np.uint64)
     orders = np.argsort(bits >> (size - 1).bit_length(), axis=1, kind="stable")
     return [np.stack(column) for column in zip(*rollout, strict=True)], world, pool, orders
@@ -93,34 +130,61 @@ def learn(args, run, adam, agent, rollout, orders):
     the returns after it, and how much the clips did."""
     obs, actions, logprobs, rewards, discounted, terminated, truncated, next_obs, _, _ = rollout
     return_moments = TWIN()["RunningMoments"](())
-    return_moments.load_state_dict({name: torch.tensor(np.array(x)) for name, x in run["return_moments"].items()})
+    return_moments.load_state_dict(
+        {name: torch.tensor(np.array(x)) for name, x in run["return_moments"].items()}
+    )
     return_moments.update(discounted.ravel().astype(np.float64))
     scaled = rewards / return_moments.var.add(1e-8).sqrt().item()
     did = dict(ratio=0, value=0, norm=0, reward=int((abs(scaled) > 10).sum()))
     flat = lambda x: x.reshape(-1, x.shape[-1])  # noqa: E731
     seen, next_seen = agent.normalize(flat(obs)), agent.normalize(np.nan_to_num(flat(next_obs)))
     did["obs"] = int((seen.abs() == 10).sum())
-    values, next_values = (agent.value(x).detach().numpy().reshape(rewards.shape) for x in (seen, next_seen))
-    advantages = advantages_of(args, values, next_values, scaled.clip(-10, 10), terminated, terminated | truncated)
+    values, next_values = (
+        agent.value(x).detach().numpy().reshape(rewards.shape) for x in (seen, next_seen)
+    )
+    advantages = advantages_of(
+        args, values, next_values, scaled.clip(-10, 10), terminated, terminated | truncated
+    )
     returns, size = advantages + values, advantages.size
     total = args.total_timesteps // size
-    rate = args.learning_rate * (1 - int(run["global_step"]) // size / total) if args.anneal_lr else args.learning_rate
+    rate = (
+        args.learning_rate * (1 - int(run["global_step"]) // size / total)
+        if args.anneal_lr
+        else args.learning_rate
+    )
     adam.param_groups[0]["lr"] = rate
-    columns = [seen, flat(actions), *(x.ravel().astype(np.float32) for x in (logprobs, values, advantages, returns))]
+    columns = [
+        seen,
+        flat(actions),
+        *(x.ravel().astype(np.float32) for x in (logprobs, values, advantages, returns)),
+    ]
     clipfracs = []
     for order in orders:
         for mb in order.reshape(args.num_minibatches, -1):
-            b_obs, b_actions, b_logprobs, b_values, b_advantages, b_returns = (torch.as_tensor(x)[mb] for x in columns)
+            b_obs, b_actions, b_logprobs, b_values, b_advantages, b_returns = (
+                torch.as_tensor(x)[mb] for x in columns
+            )
             mean, value = agent.policy(b_obs), agent.value(b_obs)
             gaussian = torch.distributions.Normal(mean, agent.logstd.exp())
             ratio = (gaussian.log_prob(b_actions).sum(1) - b_logprobs).exp()
             if args.norm_adv:
-                b_advantages = (b_advantages - b_advantages.mean()) / (b_advantages.std(correction=0) + 1e-8)
+                b_advantages = (b_advantages - b_advantages.mean()) / (
+                    b_advantages.std(correction=0) + 1e-8
+                )
             near = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
             gain = torch.minimum(ratio * b_advantages, near * b_advantages)
-            error, near_value = (value - b_returns) ** 2, b_values + (value - b_values).clamp(-args.clip_coef, args.clip_coef)
-            worse = torch.maximum(error, (near_value - b_returns) ** 2) if args.clip_vloss else error
-            policy_loss, value_loss, entropy = -gain.mean(), worse.mean() / 2, gaussian.entropy().sum(1).mean()
+            error, near_value = (
+                (value - b_returns) ** 2,
+                b_values + (value - b_values).clamp(-args.clip_coef, args.clip_coef),
+            )
+            worse = (
+                torch.maximum(error, (near_value - b_returns) ** 2) if args.clip_vloss else error
+            )
+            policy_loss, value_loss, entropy = (
+                -gain.mean(),
+                worse.mean() / 2,
+                gaussian.entropy().sum(1).mean(),
+            )
             adam.zero_grad()
             (policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy).backward()
             norm = torch.nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
@@ -129,7 +193,12 @@ def learn(args, run, adam, agent, rollout, orders):
             did["ratio"] += int((gain < ratio * b_advantages).sum())
             did["value"] += int((worse > error).sum())
             did["norm"] += int(norm > args.max_grad_norm)
-    metrics = {"value_loss": value_loss, "policy_loss": policy_loss, "entropy": entropy, "clipfrac": np.mean(clipfracs)}
+    metrics = {
+        "value_loss": value_loss,
+        "policy_loss": policy_loss,
+        "entropy": entropy,
+        "clipfrac": np.mean(clipfracs),
+    }
     metrics |= {"old_approx_kl": -ratio.log().mean(), "approx_kl": (ratio - 1 - ratio.log()).mean()}
     metrics |= {"explained_variance": 1 - advantages.var() / returns.var()}
     metrics = {f"losses/{name}": float(torch.as_tensor(x).detach()) for name, x in metrics.items()}
@@ -150,8 +219,30 @@ WATCHED = (
     "--num-minibatches",
     4,
 )
-WATCHED = (*WATCHED, "--update-epochs", 3, "--total-timesteps", 4 * 256, "--learning-rate", 0.004, "--gamma", 0.5)
-WATCHED = (*WATCHED, "--gae-lambda", 0.7, "--clip-coef", 0.05, "--vf-coef", 0.7, "--ent-coef", 0.3, "--max-grad-norm", 0.4)
+WATCHED = (
+    *WATCHED,
+    "--update-epochs",
+    3,
+    "--total-timesteps",
+    4 * 256,
+    "--learning-rate",
+    0.004,
+    "--gamma",
+    0.5,
+)
+WATCHED = (
+    *WATCHED,
+    "--gae-lambda",
+    0.7,
+    "--clip-coef",
+    0.05,
+    "--vf-coef",
+    0.7,
+    "--ent-coef",
+    0.3,
+    "--max-grad-norm",
+    0.4,
+)
 
 
 @functools.cache
@@ -169,7 +260,9 @@ def watch(file, *flags):
 def test_core_1_episodes_run_on_across_rollouts(file, tmp_path):
     """The world after an iteration, and every end in it, are those of the environments, stepped from the world before."""
     _, states, logs, followed = watch(file)
-    for after, (_, (is_over, returns, lengths)), (rollout, world, _, _) in zip(states[1:], logs, followed, strict=True):
+    for after, (_, (is_over, returns, lengths)), (rollout, world, _, _) in zip(
+        states[1:], logs, followed, strict=True
+    ):
         terminated, truncated, total, length = (rollout[i] for i in (5, 6, 8, 9))
         np.testing.assert_array_equal(is_over, terminated | truncated)
         np.testing.assert_allclose(returns[is_over], total[is_over], rtol=1e-5, atol=1e-4)
@@ -189,10 +282,15 @@ def test_core_2_orthogonal_weights_and_zero_biases(file, tmp_path):
             weight = weight if np.subtract(*weight.shape) <= 0 else weight.T
             np.testing.assert_allclose(weight @ weight.T, std**2 * np.eye(len(weight)), atol=1e-5)
             assert np.abs(params[name][layer]["bias"]).max() == 0
-    assert params["logstd"].tolist() == [0, 0] and params["actor"]["Dense_0"]["kernel"].shape == (64, 64)
+    assert params["logstd"].tolist() == [0, 0] and params["actor"]["Dense_0"]["kernel"].shape == (
+        64,
+        64,
+    )
 
 
-OTHER_FLAGS = pytest.param(("--no-norm-adv", "--no-clip-vloss", "--no-anneal-lr"), marks=pytest.mark.slow)
+OTHER_FLAGS = pytest.param(
+    ("--no-norm-adv", "--no-clip-vloss", "--no-anneal-lr"), marks=pytest.mark.slow
+)
 
 
 @pytest.mark.parametrize("flags", [(), OTHER_FLAGS])
@@ -201,11 +299,19 @@ def test_core_3_to_12_an_iteration_is_that_of_ppo_continuous_action(file, tmp_pa
     args, states, logs, followed = watch(file, *flags)
     agent, seen = torch_agent(states[0]["agent"]), dict(obs=0, reward=0)
     adam = torch.optim.Adam(agent.parameters(), eps=1e-5)
-    for before, after, (metrics, _), (rollout, _, _, orders) in zip(states[:-1], states[1:], logs, followed, strict=True):
-        agent.load_state_dict(torch_agent(before["agent"]).state_dict())  # so that rounding does not add up
-        assert len({tuple(order) for order in [*orders, range(256)]}) == 4, "a new order in each epoch"
+    for before, after, (metrics, _), (rollout, _, _, orders) in zip(
+        states[:-1], states[1:], logs, followed, strict=True
+    ):
+        agent.load_state_dict(
+            torch_agent(before["agent"]).state_dict()
+        )  # so that rounding does not add up
+        assert len({tuple(order) for order in [*orders, range(256)]}) == 4, (
+            "a new order in each epoch"
+        )
         expected, return_moments, did = learn(args, before, adam, agent, rollout, orders)
-        assert did["ratio"] > 20 and did["norm"] > 2 and (did["value"] > 20) == args.clip_vloss, "the clips must matter"
+        assert did["ratio"] > 20 and did["norm"] > 2 and (did["value"] > 20) == args.clip_vloss, (
+            "the clips must matter"
+        )
         seen = {name: seen[name] + did[name] for name in seen}
         assert metrics.keys() == expected.keys()
         for name, value in expected.items():
@@ -228,7 +334,11 @@ def test_physics_1_a_cut_is_no_end(file, tmp_path):
     rollout, _, _, _ = followed[1]
     terminated, truncated, next_obs, length = (rollout[i] for i in (5, 6, 7, 9))
     is_over, _, lengths = logs[1][1]
-    assert truncated.sum() > 5 and terminated.sum() > 5 and lengths[is_over].max() == length[truncated].min() == 7
+    assert (
+        truncated.sum() > 5
+        and terminated.sum() > 5
+        and lengths[is_over].max() == length[truncated].min() == 7
+    )
     assert np.isfinite(next_obs[truncated]).all()
     names = train(file, tmp_path, "--env-id", "brax/TwoEnds", "--episode-length", 1, *PROBE_FLAGS)
     assert values_of(names, tmp_path, -1, 1) == pytest.approx([1, 2], abs=0.1)
@@ -244,14 +354,27 @@ def test_physics_2_episodes_start_from_states_that_were_drawn(file, tmp_path):
         pools.append({tuple(obs) for obs in pool.obs["state"]})
         assert {tuple(obs) for obs in starts} <= pools[-1] and len(starts) > 20
         assert len({tuple(obs) for obs in starts}) >= 6, "many of the eight that there are"
-        own = [(start == pool.obs["state"][e]).all() for start, (_, e) in zip(starts, at, strict=True)]
+        own = [
+            (start == pool.obs["state"][e]).all() for start, (_, e) in zip(starts, at, strict=True)
+        ]
         assert np.mean(own) < 0.5, "not always the same for one environment"
     assert not pools[0] & pools[1]
 
 
 def test_physics_3_a_simulation_that_blows_up_ends(file, tmp_path):
     """As a termination, with a reward of 0 for that step: nothing that is not a number gets into the agent."""
-    flags = ("--env-id", "brax/Breaks", "--episode-length", 1000, "--num-envs", 4, "--num-steps", 8, "--num-minibatches", 2)
+    flags = (
+        "--env-id",
+        "brax/Breaks",
+        "--episode-length",
+        1000,
+        "--num-envs",
+        4,
+        "--num-steps",
+        8,
+        "--num-minibatches",
+        2,
+    )
     names = train(file, tmp_path, *flags, "--total-timesteps", 64, "--log-interval", 1)
     logged = scalars(only_run(tmp_path))
     assert set(logged.get("charts/episodic_length", ())) == {
@@ -259,7 +382,10 @@ def test_physics_3_a_simulation_that_blows_up_ends(file, tmp_path):
     }
     assert {value for _, value in logged["charts/episodic_return"]} == {2.0}
     checkpoint = read_checkpoint(only_run(tmp_path))
-    assert all(np.isfinite(x).all() for x in leaves({name: checkpoint[name] for name in ("agent", "return_moments")}))
+    assert all(
+        np.isfinite(x).all()
+        for x in leaves({name: checkpoint[name] for name in ("agent", "return_moments")})
+    )
     assert play(names, only_run(tmp_path), 8) == [2.0] * 8, "and so it is where agents are watched"
 
 
@@ -273,12 +399,25 @@ def test_physics_4_observations_are_normalized_by_what_earlier_rollouts_showed(f
         np.testing.assert_allclose(moments["mean"], rows[:count].mean(0), rtol=1e-4)
         np.testing.assert_allclose(moments["var"], rows[:count].var(0), rtol=1e-4)
     first = states[0]["agent"]["obs_moments"]
-    assert first["mean"].tolist() == [0, 0] and first["var"].tolist() == [1, 1], "nothing is known yet"
+    assert first["mean"].tolist() == [0, 0] and first["var"].tolist() == [1, 1], (
+        "nothing is known yet"
+    )
 
 
 # known answers
 
-PROBE_FLAGS = ("--total-timesteps", 10240, "--num-envs", 8, "--num-steps", 16, "--num-minibatches", 4, "--learning-rate", 0.01)
+PROBE_FLAGS = (
+    "--total-timesteps",
+    10240,
+    "--num-envs",
+    8,
+    "--num-steps",
+    16,
+    "--num-minibatches",
+    4,
+    "--learning-rate",
+    0.01,
+)
 PROBE_FLAGS = (*PROBE_FLAGS, "--gamma", 0.5, "--no-clip-vloss")
 
 
@@ -302,15 +441,24 @@ def test_physics_5_forces_are_added_up_in_a_fixed_order(file, tmp_path, monkeypa
         for module in modules:
             np.testing.assert_allclose(module.segment_sum(x, links, 9), wanted, atol=1e-5)
     state = jax.eval_shape(jax.vmap(env.reset), jax.random.split(jax.random.PRNGKey(1), 4))
-    step = jax.jit(jax.vmap(env.step)).lower(state, np.zeros((4, env.action_size), np.float32)).as_text()
-    assert step.count('"stablehlo.scatter"(') == 1 and len(set(env.sys.actuator.qd_id.tolist())) == env.sys.act_size()
+    step = (
+        jax.jit(jax.vmap(env.step))
+        .lower(state, np.zeros((4, env.action_size), np.float32))
+        .as_text()
+    )
+    assert (
+        step.count('"stablehlo.scatter"(') == 1
+        and len(set(env.sys.actuator.qd_id.tolist())) == env.sys.act_size()
+    )
 
 
 def values_of(names, folder, *observations):
     """The learned values of observations, in units of the environment's rewards."""
     checkpoint = read_checkpoint(only_run(folder))
     agent = torch_agent(checkpoint["agent"])
-    scale = max(float(checkpoint["return_moments"]["var"] + 1e-8) ** 0.5, 0.1)  # a reward of 1 counts at most 10
+    scale = max(
+        float(checkpoint["return_moments"]["var"] + 1e-8) ** 0.5, 0.1
+    )  # a reward of 1 counts at most 10
     obs = np.float32(observations)[:, None]
     return (agent.value(agent.normalize(obs)) * scale).tolist()
 
@@ -324,7 +472,15 @@ def values_of(names, folder, *observations):
     ],
 )
 def test_values_of_probes(file, tmp_path, probe, cut, values):
-    names = train(file, tmp_path, "--env-id", f"tests.brax_probes:brax/{probe}", "--episode-length", cut, *PROBE_FLAGS)
+    names = train(
+        file,
+        tmp_path,
+        "--env-id",
+        f"tests.brax_probes:brax/{probe}",
+        "--episode-length",
+        cut,
+        *PROBE_FLAGS,
+    )
     assert values_of(names, tmp_path, *values) == pytest.approx(list(values.values()), abs=0.1)
 
 
@@ -346,8 +502,29 @@ def test_actions_of_probes(file, tmp_path, probe):
 
 # many runs at once, and interruptions
 
-FEW = ("--env-id", "brax/RandomEnds", "--episode-length", 7, "--num-envs", 2, "--num-steps", 32, "--num-minibatches", 2)
-FEW = (*FEW, "--update-epochs", 2, "--total-timesteps", 8 * 64, "--log-interval", 2, "--checkpoint-interval", 4)
+FEW = (
+    "--env-id",
+    "brax/RandomEnds",
+    "--episode-length",
+    7,
+    "--num-envs",
+    2,
+    "--num-steps",
+    32,
+    "--num-minibatches",
+    2,
+)
+FEW = (
+    *FEW,
+    "--update-epochs",
+    2,
+    "--total-timesteps",
+    8 * 64,
+    "--log-interval",
+    2,
+    "--checkpoint-interval",
+    4,
+)
 
 
 @pytest.mark.slow
@@ -356,11 +533,20 @@ def test_runs_side_by_side_go_on_bit_for_bit(file, tmp_path):
     flags = (*FEW, "--num-seeds", 2, "--sweep", "learning_rate=3e-4,1e-2")
     whole, part = compiled_quickly(lambda: halfway(file, tmp_path, *flags))
     told = [about(run)["args"] for run in runs_of(whole)]
-    assert sorted((x["learning_rate"], x["seed"]) for x in told) == [(3e-4, 1), (3e-4, 2), (1e-2, 1), (1e-2, 2)]
+    assert sorted((x["learning_rate"], x["seed"]) for x in told) == [
+        (3e-4, 1),
+        (3e-4, 2),
+        (1e-2, 1),
+        (1e-2, 2),
+    ]
     ends = [read_checkpoint(run) for run in runs_of(whole)]
-    assert len({x["agent"]["params"]["params"]["logstd"].tobytes() for x in ends}) == 4, "no two are alike"
+    assert len({x["agent"]["params"]["params"]["logstd"].tobytes() for x in ends}) == 4, (
+        "no two are alike"
+    )
     assert {int(read_checkpoint(run)["global_step"]) for run in runs_of(part)} == {4 * 64}
-    for a, b in zip(runs_of(whole), runs_of(part), strict=True):  # the curves had gone on, which is to be forgotten
+    for a, b in zip(
+        runs_of(whole), runs_of(part), strict=True
+    ):  # the curves had gone on, which is to be forgotten
         shutil.copy(next(a.glob("events*")), b)
     train(file, tmp_path, "--resume", *runs_of(part))
     for a, b in zip(runs_of(whole), runs_of(part), strict=True):
@@ -372,10 +558,19 @@ def test_runs_side_by_side_go_on_bit_for_bit(file, tmp_path):
 def test_a_run_among_others_is_the_run_it_would_be_alone(file, tmp_path):
     train(file, tmp_path / "many", *FEW, "--num-seeds", 3)
     train(file, tmp_path / "alone", *FEW, "--seed", 3)
-    mine, its = read_checkpoint(only_run(tmp_path / "alone")), read_checkpoint(runs_of(tmp_path / "many")[2])
-    for got, wanted in zip(leaves(mine["agent"]["params"]), leaves(its["agent"]["params"]), strict=True):
-        np.testing.assert_allclose(got, wanted, atol=1e-4)  # XLA adds up in another order where there are many
-    assert same(mine["key"], its["key"]) and same(mine["world"]["episode_length"], its["world"]["episode_length"])
+    mine, its = (
+        read_checkpoint(only_run(tmp_path / "alone")),
+        read_checkpoint(runs_of(tmp_path / "many")[2]),
+    )
+    for got, wanted in zip(
+        leaves(mine["agent"]["params"]), leaves(its["agent"]["params"]), strict=True
+    ):
+        np.testing.assert_allclose(
+            got, wanted, atol=1e-4
+        )  # XLA adds up in another order where there are many
+    assert same(mine["key"], its["key"]) and same(
+        mine["world"]["episode_length"], its["world"]["episode_length"]
+    )
 
 
 # real environments
@@ -386,7 +581,10 @@ def test_brax_and_gymnasium_forms_agree(file, tmp_path):
     """The environments of make_envs, stepped by Gymnasium's rules, do what Brax does; episodes are cut after 1000 steps."""
     names = runpy.run_path(str(file))
     envs = names["make_envs"](names["Args"](env_id="brax/inverted_pendulum", episode_length=20), 2)
-    bare, rng = brax.envs.get_environment("inverted_pendulum", backend="spring"), np.random.default_rng(1)
+    bare, rng = (
+        brax.envs.get_environment("inverted_pendulum", backend="spring"),
+        np.random.default_rng(1),
+    )
     (obs, _), step, is_last = envs.reset(seed=3), jax.jit(bare.step), np.zeros(2, bool)
     assert names["make_env"](names["Args"](env_id="brax/inverted_pendulum"))[1] == 1000
     env, ends = envs.unwrapped.envs[0].unwrapped, set()
@@ -437,7 +635,18 @@ def has_opengl():
 def test_videos(file, tmp_path, env_id):
     if not has_opengl():
         pytest.skip("needs OpenGL, such as MUJOCO_GL=osmesa with Debian's libosmesa6")
-    few = ("--num-envs", 2, "--num-steps", 32, "--num-minibatches", 2, "--total-timesteps", 64, "--episode-length", 20)
+    few = (
+        "--num-envs",
+        2,
+        "--num-steps",
+        32,
+        "--num-minibatches",
+        2,
+        "--total-timesteps",
+        64,
+        "--episode-length",
+        20,
+    )
     names = train(file, tmp_path, "--env-id", env_id, *few, "--capture-video")
     (video,) = (only_run(tmp_path) / "videos").glob("step-64-episode-0.mp4")
     assert video.stat().st_size > 1000
@@ -447,7 +656,9 @@ def test_videos(file, tmp_path, env_id):
     for _ in range(15):
         envs.step(np.ones((1, 1), np.float32))
     (later,) = envs.render()
-    assert first.shape == (480, 640, 3) and first.std() > 10 and (first != later).mean() > 0.001, "it moves"
+    assert first.shape == (480, 640, 3) and first.std() > 10 and (first != later).mean() > 0.001, (
+        "it moves"
+    )
 
 
 @pytest.mark.slow
@@ -456,7 +667,10 @@ def test_by_default_no_ant_is_thrown_into_the_air(file):
     names = runpy.run_path(str(file))
     env, _ = names["make_env"](names["Args"](env_id="brax/ant"))
     state = jax.vmap(env.reset)(jax.random.split(jax.random.PRNGKey(1), 128))
-    stay, heights = jax.jit(jax.vmap(lambda state: env.step(state, np.zeros(env.action_size, np.float32)))), []
+    stay, heights = (
+        jax.jit(jax.vmap(lambda state: env.step(state, np.zeros(env.action_size, np.float32)))),
+        [],
+    )
     for _ in range(10):
         state = stay(state)
         heights.append(np.asarray(state.pipeline_state.x.pos[:, 0, 2]))
@@ -475,5 +689,7 @@ def test_the_camera_follows(file):
         (picture,) = envs.render()
         brown.append((picture[..., 0] > picture[..., 2] + 20.0).sum())  # of the floor, nothing is
         where = env.state.pipeline_state
-        env.state = env.state.replace(pipeline_state=where.replace(q=where.q.at[0].add(30.0)))  # far away
+        env.state = env.state.replace(
+            pipeline_state=where.replace(q=where.q.at[0].add(30.0))
+        )  # far away
     assert min(brown) > 3000, brown

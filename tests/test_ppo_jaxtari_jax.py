@@ -54,7 +54,10 @@ def pictures():
 def game_of(file, *flags):
     """The functions of a game, compiled, and its number of actions."""
     names = runpy.run_path(str(file))
-    with mock.patch.dict(os.environ, XDG_DATA_HOME=pictures()), mock.patch.object(sys, "argv", [str(file), *map(str, flags)]):
+    with (
+        mock.patch.dict(os.environ, XDG_DATA_HOME=pictures()),
+        mock.patch.object(sys, "argv", [str(file), *map(str, flags)]),
+    ):
         *functions, num_actions = names["make_game"](names["tyro"].cli(names["Args"]))
     quickly = lambda function: lambda *args: compiled_quickly(lambda: function(*args))  # noqa: E731
     return *(quickly(jax.jit(jax.vmap(function))) for function in functions), num_actions
@@ -67,9 +70,25 @@ def probe(name):
 def test_differs_from_ppo_jax_in_what_pixels_need(file, tmp_path):
     """siblings.toml lists what both have unlike all others; all that is not named here is the same in both."""
     found = {name for name, _, _ in find_differences([FILES["ppo_jax"], file])}
-    flags = ("cuda", "capture_video", "log_interval", "env_id", "total_timesteps", "num_envs", "clip_coef")
+    flags = (
+        "cuda",
+        "capture_video",
+        "log_interval",
+        "env_id",
+        "total_timesteps",
+        "num_envs",
+        "clip_coef",
+    )
     checked = "check that the numbers fit together and the file fits the environment"
-    assert found == {"make_envs", "Agent", "load_policy", "make_program", checked, "seed", *(f"Args.{x}" for x in flags)}
+    assert found == {
+        "make_envs",
+        "Agent",
+        "load_policy",
+        "make_program",
+        checked,
+        "seed",
+        *(f"Args.{x}" for x in flags),
+    }
 
 
 # games, frame by frame
@@ -78,7 +97,9 @@ def test_differs_from_ppo_jax_in_what_pixels_need(file, tmp_path):
 def seen(frames):
     """What the agent sees of some frames: their brightest pixels, in gray, by Pillow, 84 x 84."""
     gray = np.max(frames, 0) @ np.float64([0.299, 0.587, 0.114])
-    return np.asarray(Image.fromarray(gray.astype(np.float32)).resize((84, 84), Image.Resampling.BILINEAR))
+    return np.asarray(
+        Image.fromarray(gray.astype(np.float32)).resize((84, 84), Image.Resampling.BILINEAR)
+    )
 
 
 @pytest.mark.parametrize("name", ["breakout", pytest.param("pong", marks=pytest.mark.slow)])
@@ -111,14 +132,23 @@ def test_atari_2_5_and_7_frames_are_those_of_jaxtari(file, tmp_path):
     with mock.patch.dict(os.environ, XDG_DATA_HOME=pictures()):
         theirs = AtariWrapper(jaxtari.make("breakout"), sticky_actions=0.0)
     theirs = PixelObsWrapper(theirs, do_pixel_resize=True, grayscale=True, clip_reward=False)
-    (state, obs), (their_obs, their_state) = start(jax.random.PRNGKey(5)[None]), theirs.reset(jax.random.PRNGKey(5))
+    (state, obs), (their_obs, their_state) = (
+        start(jax.random.PRNGKey(5)[None]),
+        theirs.reset(jax.random.PRNGKey(5)),
+    )
     rng, ends, is_over = np.random.default_rng(2), 0, False
     while not is_over:
         np.testing.assert_allclose(np.int32(obs[0]), np.int32(their_obs)[..., 0], atol=1.5)
         action = jnp.int32(rng.integers(4))
         state, obs, (reward,), (terminated,), (is_over,) = step(state, obs, action[None])
-        their_obs, their_state, their_reward, their_end, their_cut, infos = theirs.step(their_state, action)
-        assert (reward, terminated, is_over) == (their_reward, their_end, infos["env_done"] | their_cut)
+        their_obs, their_state, their_reward, their_end, their_cut, infos = theirs.step(
+            their_state, action
+        )
+        assert (reward, terminated, is_over) == (
+            their_reward,
+            their_end,
+            infos["env_done"] | their_cut,
+        )
         ends += terminated
     assert ends == 5, "five lives, one game"
 
@@ -143,7 +173,9 @@ def test_atari_1_and_4_no_ops_and_fire_before_a_game(file, tmp_path):
 
 @pytest.mark.parametrize("flags", [(), pytest.param(("--sticky",), marks=pytest.mark.slow)])
 def test_atari_3_a_lost_life_ends_the_episode_not_the_game(file, tmp_path, flags):
-    states, _, _, terminated, is_over = zip(*play_one(file, *probe("RandomEnds"), *flags, turns=100), strict=True)
+    states, _, _, terminated, is_over = zip(
+        *play_one(file, *probe("RandomEnds"), *flags, turns=100), strict=True
+    )
     lives = [3, *(int(state.lives) for state in states)]
     assert lives[-1] == 0 and len(lives) > 4 and sum(is_over) == 1 and is_over[-1]
     assert [*terminated] == ([*is_over] if flags else [b < a for a, b in itertools.pairwise(lives)])
@@ -154,11 +186,17 @@ def test_atari_3_a_lost_life_ends_the_episode_not_the_game(file, tmp_path, flags
 def test_sticky_actions(file, tmp_path, flags):
     """The frame that counts repeats FIRE, which pays, with a chance of a quarter, whatever is pressed."""
     start, step, _, _ = game_of(file, *probe("ActionMatters"), *flags)
-    rewards = np.asarray(step(*start(jax.random.split(jax.random.PRNGKey(1), 400)), jnp.zeros(400, jnp.int32))[2])
-    assert {*rewards} <= {-1, 1} and (rewards == 1).mean() == pytest.approx(0.25 * len(flags), abs=0.06)
+    rewards = np.asarray(
+        step(*start(jax.random.split(jax.random.PRNGKey(1), 400)), jnp.zeros(400, jnp.int32))[2]
+    )
+    assert {*rewards} <= {-1, 1} and (rewards == 1).mean() == pytest.approx(
+        0.25 * len(flags), abs=0.06
+    )
 
 
-@pytest.mark.parametrize(("flags", "frames"), [((), 3), pytest.param(("--max-frames", 1), 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("flags", "frames"), [((), 3), pytest.param(("--max-frames", 1), 1, marks=pytest.mark.slow)]
+)
 def test_jaxtari_1_nothing_happens_after_the_end(file, tmp_path, flags, frames):
     """Each of three frames pays 1 and is brighter; the fourth would too. A cut stops a game in the same way."""
     ((state, obs, reward, terminated, is_over),) = play_one(file, *probe("EndsInTheMiddle"), *flags)
@@ -174,9 +212,15 @@ def network(params, obs):
     params, x = params["params"], torch.tensor(np.asarray(obs)).float() / 255
     for i, stride in enumerate((4, 2, 1)):
         layer = params[f"Conv_{i}"]
-        x = torch.nn.functional.conv2d(x, layer["kernel"].permute(3, 2, 0, 1), layer["bias"], stride).relu()
-    x = (x.permute(0, 2, 3, 1).flatten(1) @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"]).relu()
-    logits, value = (x @ params[name]["kernel"] + params[name]["bias"] for name in ("Dense_1", "Dense_2"))
+        x = torch.nn.functional.conv2d(
+            x, layer["kernel"].permute(3, 2, 0, 1), layer["bias"], stride
+        ).relu()
+    x = (
+        x.permute(0, 2, 3, 1).flatten(1) @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"]
+    ).relu()
+    logits, value = (
+        x @ params[name]["kernel"] + params[name]["bias"] for name in ("Dense_1", "Dense_2")
+    )
     return logits.log_softmax(-1), value.squeeze(-1)
 
 
@@ -190,27 +234,53 @@ def follow(args, run):
     _, noise_key, reset_key, order_key = jax.random.split(run["key"], 4)
     rows, size = (args.num_steps, args.num_envs), args.num_steps * args.num_envs
     noise = np.asarray(jax.random.gumbel(noise_key, (*rows, 2)))
-    fresh = [jax.device_get(game.reset(key)[1]) for key in jax.random.split(reset_key, args.num_envs)]
+    fresh = [
+        jax.device_get(game.reset(key)[1]) for key in jax.random.split(reset_key, args.num_envs)
+    ]
     params, world, rollout = tensors(run["agent"]["params"]), run["world"], []
     for t in range(args.num_steps):
         log_probs, values = (x.numpy() for x in network(params, world["obs"]))
         row, new = [], []
         for e in range(args.num_envs):
-            action, state = int((log_probs[e] + noise[t, e]).argmax()), jax.tree.map(lambda x, e=e: x[e], world["env_state"])
+            action, state = (
+                int((log_probs[e] + noise[t, e]).argmax()),
+                jax.tree.map(lambda x, e=e: x[e], world["env_state"]),
+            )
             reward, terminated, is_over = np.float32(0), False, False
             for _ in range(4):  # all that happens does so in the first
                 if not is_over:
-                    _, state, gained, is_end, is_cut, infos = jax.device_get(game.step(state, jnp.int32(action)))
-                    reward, terminated, is_over = reward + gained, terminated or bool(is_end), bool(infos["env_done"] | is_cut)
+                    _, state, gained, is_end, is_cut, infos = jax.device_get(
+                        game.step(state, jnp.int32(action))
+                    )
+                    reward, terminated, is_over = (
+                        reward + gained,
+                        terminated or bool(is_end),
+                        bool(infos["env_done"] | is_cut),
+                    )
             last = np.append(world["obs"][e][1:], picture(state.env_state)[None], 0)
             total, length = world["episode_return"][e] + reward, world["episode_length"][e] + 1
             row.append(
-                (world["obs"][e], action, log_probs[e, action], values[e], reward, terminated, is_over, last, total, length)
+                (
+                    world["obs"][e],
+                    action,
+                    log_probs[e, action],
+                    values[e],
+                    reward,
+                    terminated,
+                    is_over,
+                    last,
+                    total,
+                    length,
+                )
             )
             begins = fresh[(e - t) % args.num_envs]
-            state, obs = (begins, np.stack([picture(begins.env_state)] * 4)) if is_over else (state, last)
+            state, obs = (
+                (begins, np.stack([picture(begins.env_state)] * 4)) if is_over else (state, last)
+            )
             kept = np.float32([total, length]) * (not is_over)
-            new.append(dict(env_state=state, obs=obs, episode_return=kept[0], episode_length=kept[1]))
+            new.append(
+                dict(env_state=state, obs=obs, episode_return=kept[0], episode_length=kept[1])
+            )
         world = jax.tree.map(lambda *x: np.stack(x), *new)
         rollout.append([np.stack(column) for column in zip(*row, strict=True)])
     bits = np.asarray(jax.random.bits(order_key, (args.update_epochs, size))).astype(np.uint64)
@@ -221,24 +291,42 @@ def follow(args, run):
 def learn(args, run, adam, params, rollout, orders):
     """The metrics of an iteration in which PyTorch's Adam changes params as ppo_atari.py would; how much the clips did."""
     obs, actions, logprobs, values, rewards, terminated, is_over, last, _, _ = rollout
-    next_values = network(params, last.reshape(-1, 4, 84, 84))[1].detach().numpy().reshape(values.shape)
-    advantages = advantages_of(args, values, next_values, np.sign(rewards), terminated, terminated | is_over)
+    next_values = (
+        network(params, last.reshape(-1, 4, 84, 84))[1].detach().numpy().reshape(values.shape)
+    )
+    advantages = advantages_of(
+        args, values, next_values, np.sign(rewards), terminated, terminated | is_over
+    )
     returns, total = advantages + values, args.total_timesteps // advantages.size
-    rate = args.learning_rate * (1 - args.anneal_lr * (int(run["global_step"]) // advantages.size) / total)
+    rate = args.learning_rate * (
+        1 - args.anneal_lr * (int(run["global_step"]) // advantages.size) / total
+    )
     adam.param_groups[0]["lr"] = rate
-    columns = [x.reshape(advantages.size, *x.shape[2:]) for x in (obs, actions, logprobs, values, advantages, returns)]
+    columns = [
+        x.reshape(advantages.size, *x.shape[2:])
+        for x in (obs, actions, logprobs, values, advantages, returns)
+    ]
     clipfracs, did = [], dict(ratio=0, value=0, norm=0)
     for order in orders:
         for mb in order.reshape(args.num_minibatches, -1):
-            b_obs, b_actions, b_logprobs, b_values, b_advantages, b_returns = (torch.tensor(x[mb]) for x in columns)
+            b_obs, b_actions, b_logprobs, b_values, b_advantages, b_returns = (
+                torch.tensor(x[mb]) for x in columns
+            )
             log_probs, value = network(params, b_obs)
             ratio = (log_probs[range(len(mb)), b_actions] - b_logprobs).exp()
             if args.norm_adv:
-                b_advantages = (b_advantages - b_advantages.mean()) / (b_advantages.std(correction=0) + 1e-8)
+                b_advantages = (b_advantages - b_advantages.mean()) / (
+                    b_advantages.std(correction=0) + 1e-8
+                )
             near = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
             gain = torch.minimum(ratio * b_advantages, near * b_advantages)
-            error, near_value = (value - b_returns) ** 2, b_values + (value - b_values).clamp(-args.clip_coef, args.clip_coef)
-            worse = torch.maximum(error, (near_value - b_returns) ** 2) if args.clip_vloss else error
+            error, near_value = (
+                (value - b_returns) ** 2,
+                b_values + (value - b_values).clamp(-args.clip_coef, args.clip_coef),
+            )
+            worse = (
+                torch.maximum(error, (near_value - b_returns) ** 2) if args.clip_vloss else error
+            )
             entropy = torch.distributions.Categorical(logits=log_probs).entropy().mean()
             policy_loss, value_loss = -gain.mean(), worse.mean() / 2
             adam.zero_grad()
@@ -249,16 +337,53 @@ def learn(args, run, adam, params, rollout, orders):
             did["ratio"] += int((gain < ratio * b_advantages).sum())
             did["value"] += int((worse > error).sum())
             did["norm"] += int(norm > args.max_grad_norm)
-    metrics = {"value_loss": value_loss, "policy_loss": policy_loss, "entropy": entropy, "clipfrac": np.mean(clipfracs)}
+    metrics = {
+        "value_loss": value_loss,
+        "policy_loss": policy_loss,
+        "entropy": entropy,
+        "clipfrac": np.mean(clipfracs),
+    }
     metrics |= {"old_approx_kl": -ratio.log().mean(), "approx_kl": (ratio - 1 - ratio.log()).mean()}
     metrics |= {"explained_variance": 1 - advantages.var() / returns.var()}
     metrics = {f"losses/{name}": float(torch.as_tensor(x).detach()) for name, x in metrics.items()}
     return metrics | {"charts/learning_rate": rate}, did
 
 
-WATCHED = (*probe("RandomEnds"), "--max-frames", 45, "--num-envs", 4, "--num-steps", 16, "--num-minibatches", 2)
-WATCHED = (*WATCHED, "--update-epochs", 2, "--total-timesteps", 4 * 64, "--learning-rate", 0.001, "--gamma", 0.9)
-WATCHED = (*WATCHED, "--gae-lambda", 0.7, "--clip-coef", 0.01, "--vf-coef", 0.7, "--ent-coef", 0.3, "--max-grad-norm", 0.4)
+WATCHED = (
+    *probe("RandomEnds"),
+    "--max-frames",
+    45,
+    "--num-envs",
+    4,
+    "--num-steps",
+    16,
+    "--num-minibatches",
+    2,
+)
+WATCHED = (
+    *WATCHED,
+    "--update-epochs",
+    2,
+    "--total-timesteps",
+    4 * 64,
+    "--learning-rate",
+    0.001,
+    "--gamma",
+    0.9,
+)
+WATCHED = (
+    *WATCHED,
+    "--gae-lambda",
+    0.7,
+    "--clip-coef",
+    0.01,
+    "--vf-coef",
+    0.7,
+    "--ent-coef",
+    0.3,
+    "--max-grad-norm",
+    0.4,
+)
 
 
 @functools.cache
@@ -277,9 +402,15 @@ def test_jaxtari_2_and_core_1_games_run_on_and_begin_from_those_of_the_iteration
     """The world after an iteration, and every end in it, are those of games played one by one from the world before."""
     _, states, logs, expected = watch(file)
     lost, over, cut = 0, 0, 0
-    for after, (_, (is_over, returns, lengths)), (rollout, world, _) in zip(states[1:], logs, expected, strict=True):
+    for after, (_, (is_over, returns, lengths)), (rollout, world, _) in zip(
+        states[1:], logs, expected, strict=True
+    ):
         terminated, ends, total, length = (rollout[i] for i in (5, 6, 8, 9))
-        lost, over, cut = lost + (terminated & ~ends).sum(), over + (terminated & ends).sum(), cut + (ends & ~terminated).sum()
+        lost, over, cut = (
+            lost + (terminated & ~ends).sum(),
+            over + (terminated & ends).sum(),
+            cut + (ends & ~terminated).sum(),
+        )
         np.testing.assert_array_equal(is_over, ends)
         np.testing.assert_allclose(returns[is_over], total[is_over], atol=1e-5)
         np.testing.assert_array_equal(lengths[is_over], length[is_over])
@@ -292,17 +423,29 @@ def test_jaxtari_2_and_core_1_games_run_on_and_begin_from_those_of_the_iteration
 def test_core_2_and_atari_8_orthogonal_weights_and_zero_biases(file, tmp_path):
     _, (run, *_), _, _ = watch(file)
     layers = run["agent"]["params"]["params"]
-    assert {*layers} == {"Conv_0", "Conv_1", "Conv_2", "Dense_0", "Dense_1", "Dense_2"}, "all shared but the heads"
+    assert {*layers} == {"Conv_0", "Conv_1", "Conv_2", "Dense_0", "Dense_1", "Dense_2"}, (
+        "all shared but the heads"
+    )
     shapes = [layers[f"Conv_{i}"]["kernel"].shape for i in range(3)]
-    assert shapes == [(8, 8, 4, 32), (4, 4, 32, 64), (3, 3, 64, 64)] and layers["Dense_0"]["kernel"].shape == (3136, 512)
-    for name, std in {"Dense_1": 0.01, "Dense_2": 1.0}.items() | {(name, 2**0.5) for name in layers if name < "Dense_1"}:
+    assert shapes == [(8, 8, 4, 32), (4, 4, 32, 64), (3, 3, 64, 64)] and layers["Dense_0"][
+        "kernel"
+    ].shape == (3136, 512)
+    for name, std in {"Dense_1": 0.01, "Dense_2": 1.0}.items() | {
+        (name, 2**0.5) for name in layers if name < "Dense_1"
+    }:
         weight = layers[name]["kernel"].reshape(-1, layers[name]["kernel"].shape[-1])
         np.testing.assert_allclose(weight.T @ weight, std**2 * np.eye(weight.shape[1]), atol=1e-4)
         assert np.abs(layers[name]["bias"]).max() == 0
 
 
 @pytest.mark.parametrize(
-    "flags", [(), pytest.param(("--no-norm-adv", "--no-clip-vloss", "--no-anneal-lr"), marks=pytest.mark.slow)]
+    "flags",
+    [
+        (),
+        pytest.param(
+            ("--no-norm-adv", "--no-clip-vloss", "--no-anneal-lr"), marks=pytest.mark.slow
+        ),
+    ],
 )
 def test_core_3_to_12_and_atari_6_to_9_an_iteration_is_that_of_ppo_atari(file, tmp_path, flags):
     """Order of rows, advantages of clipped rewards, losses, gradients and Adam's steps, in two iterations, of which the second
@@ -310,17 +453,28 @@ def test_core_3_to_12_and_atari_6_to_9_an_iteration_is_that_of_ppo_atari(file, t
     args, states, logs, rollouts = watch(file, *flags)
     params = tensors(states[0]["agent"]["params"])
     adam = torch.optim.Adam(jax.tree.leaves(params), eps=1e-5)
-    for before, after, (metrics, _), (rollout, _, orders) in zip(states[:-1], states[1:], logs, rollouts, strict=True):
-        with torch.no_grad():  # each iteration from where the program was, so that rounding does not add up
-            for mine, its in zip(jax.tree.leaves(params), leaves(before["agent"]["params"]), strict=True):
+    for before, after, (metrics, _), (rollout, _, orders) in zip(
+        states[:-1], states[1:], logs, rollouts, strict=True
+    ):
+        with (
+            torch.no_grad()
+        ):  # each iteration from where the program was, so that rounding does not add up
+            for mine, its in zip(
+                jax.tree.leaves(params), leaves(before["agent"]["params"]), strict=True
+            ):
                 mine.copy_(torch.tensor(its))
-        assert np.abs(rollout[4]).max() > 1.5 and len({tuple(order) for order in [*orders, range(64)]}) == 3
+        assert (
+            np.abs(rollout[4]).max() > 1.5
+            and len({tuple(order) for order in [*orders, range(64)]}) == 3
+        )
         expected, did = learn(args, before, adam, params, rollout, orders)
         assert did["ratio"] > 5 and did["norm"] > 1 and (did["value"] > 5) == args.clip_vloss, did
         assert metrics.keys() == expected.keys()
         for name, value in expected.items():
             assert metrics[name] == pytest.approx(value, rel=1e-3, abs=2e-5), name
-        for got, wanted in zip(leaves(after["agent"]["params"]), jax.tree.leaves(params), strict=True):
+        for got, wanted in zip(
+            leaves(after["agent"]["params"]), jax.tree.leaves(params), strict=True
+        ):
             np.testing.assert_allclose(got, wanted.detach().numpy(), atol=2e-5)
     assert expected["charts/learning_rate"] == pytest.approx(0.001 if flags else 0.00075)
 
@@ -329,7 +483,9 @@ def arrays_in(jaxpr):
     """All that a program computes, in loops and functions too."""
     for equation in jaxpr.eqns:
         yield from (variable.aval for variable in equation.outvars)
-        for inner in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
+        for inner in jax.tree.leaves(
+            equation.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")
+        ):
             if hasattr(inner, "eqns") or hasattr(inner, "jaxpr"):
                 yield from arrays_in(getattr(inner, "jaxpr", inner))
 
@@ -341,9 +497,15 @@ def test_jaxtari_3_images_are_kept_once(file, tmp_path):
     _, iterate = names["make_program"](args)
     floats = {name: jnp.float32(getattr(args, name)) for name in names["FLOATS"]}
     found = list(arrays_in(jax.make_jaxpr(lambda run: iterate(floats, run, None))(run).jaxpr))
-    image, rollout, minibatch = 4 * 84 * 84, args.num_envs * args.num_steps, args.num_envs * args.num_steps // 2
+    image, rollout, minibatch = (
+        4 * 84 * 84,
+        args.num_envs * args.num_steps,
+        args.num_envs * args.num_steps // 2,
+    )
     assert max(x.size for x in found if x.dtype == jnp.uint8) == rollout * image
-    assert max(x.size for x in found if x.dtype == jnp.float32) < minibatch * 20 * 20 * 256 + 1, "the first layer's patches"
+    assert max(x.size for x in found if x.dtype == jnp.float32) < minibatch * 20 * 20 * 256 + 1, (
+        "the first layer's patches"
+    )
 
 
 def test_jaxtari_4_products_are_convolutions(file, tmp_path):
@@ -352,23 +514,51 @@ def test_jaxtari_4_products_are_convolutions(file, tmp_path):
     plain = functools.partial(jax.lax.conv_general_dilated, window_strides=(2, 2), padding="VALID")
     plain = functools.partial(plain, dimension_numbers=("NHWC", "HWIO", "NHWC"))
     images, kernel, grads = (
-        jax.random.normal(jax.random.key(x), y) for x, y in enumerate([(2, 10, 10, 3), (4, 4, 3, 5), (2, 4, 4, 5)])
+        jax.random.normal(jax.random.key(x), y)
+        for x, y in enumerate([(2, 10, 10, 3), (4, 4, 3, 5), (2, 4, 4, 5)])
     )
-    both = lambda function: jax.jit(lambda x, k: (function(x, k), *jax.vjp(function, x, k)[1](grads)))  # noqa: E731
-    for got, wanted in zip(*(compiled_quickly(lambda f=f: both(f)(images, kernel)) for f in (convolve, plain)), strict=True):
+    both = lambda function: jax.jit(
+        lambda x, k: (function(x, k), *jax.vjp(function, x, k)[1](grads))
+    )  # noqa: E731
+    for got, wanted in zip(
+        *(compiled_quickly(lambda f=f: both(f)(images, kernel)) for f in (convolve, plain)),
+        strict=True,
+    ):
         np.testing.assert_allclose(got, wanted, atol=1e-4)
     assert "conv" not in str(jax.make_jaxpr(convolve)(images, kernel))
 
 
 # known answers
 
-PROBE_FLAGS = ("--total-timesteps", 1280, "--num-envs", 8, "--num-steps", 4, "--num-minibatches", 1, "--update-epochs", 2)
-PROBE_FLAGS = (*PROBE_FLAGS, "--learning-rate", 0.001, "--gamma", 0.5, "--ent-coef", 0, "--no-clip-vloss")
+PROBE_FLAGS = (
+    "--total-timesteps",
+    1280,
+    "--num-envs",
+    8,
+    "--num-steps",
+    4,
+    "--num-minibatches",
+    1,
+    "--update-epochs",
+    2,
+)
+PROBE_FLAGS = (
+    *PROBE_FLAGS,
+    "--learning-rate",
+    0.001,
+    "--gamma",
+    0.5,
+    "--ent-coef",
+    0,
+    "--no-clip-vloss",
+)
 
 
 def values_of(names, *stacks):
     params = jax.tree.map(lambda x: x[0], names["runs"]["agent"]["params"])
-    stacks = np.stack([np.broadcast_to(np.uint8(stack)[:, None, None], (4, 84, 84)) for stack in stacks])
+    stacks = np.stack(
+        [np.broadcast_to(np.uint8(stack)[:, None, None], (4, 84, 84)) for stack in stacks]
+    )
     return np.asarray(names["Agent"](2).apply(params, stacks)[1]).tolist()
 
 
@@ -377,7 +567,9 @@ def values_of(names, *stacks):
     [
         pytest.param("ConstantValue", (), {(127,) * 4: 1}, marks=pytest.mark.slow),
         pytest.param("ConstantValue", ("--max-frames", 1), {(127,) * 4: 2}, marks=pytest.mark.slow),
-        pytest.param("Discounting", (), {(127,) * 4: 0.5, (127, 127, 127, 255): 1}, marks=pytest.mark.slow),
+        pytest.param(
+            "Discounting", (), {(127,) * 4: 0.5, (127, 127, 127, 255): 1}, marks=pytest.mark.slow
+        ),
     ],
     ids=["ConstantValue", "CutEveryStep", "Discounting"],
 )
@@ -405,15 +597,35 @@ def test_actions_of_probes(file, tmp_path, name):
 
 def test_no_game_is_lost(file, tmp_path):
     """All environments of MarkedLast end together, each at a step of its own; what was learned is played in whole games."""
-    flags = (*probe("MarkedLast"), "--num-envs", 5, "--num-steps", 10, "--num-minibatches", 1, "--update-epochs", 1)
+    flags = (
+        *probe("MarkedLast"),
+        "--num-envs",
+        5,
+        "--num-steps",
+        10,
+        "--num-minibatches",
+        1,
+        "--update-epochs",
+        1,
+    )
     train(file, tmp_path, *flags, "--total-timesteps", 100, "--seed", 7)
     run = only_run(tmp_path)
     logged, told = scalars(run), about(run)
-    assert told["file"] == file.name and told["args"]["max_frames"] == 108_000 and told["packages"]["JAXtari"]
+    assert (
+        told["file"] == file.name
+        and told["args"]["max_frames"] == 108_000
+        and told["packages"]["JAXtari"]
+    )
     for metric in ("charts/episodic_return", "charts/episodic_length"):
-        assert logged[metric] == [((t - 1) * 5 + env + 1, 3.0) for t in range(3, 20, 3) for env in range(5)]
+        assert logged[metric] == [
+            ((t - 1) * 5 + env + 1, 3.0) for t in range(3, 20, 3) for env in range(5)
+        ]
     assert [step for step, _ in logged["losses/value_loss"]] == [50, 100] and logged["charts/SPS"]
-    assert enjoy.evaluate(run, enjoy.load_checkpoint(run), 3, env_id=flags[1])["returns"] == [3.0, 3.0, 3.0]
+    assert enjoy.evaluate(run, enjoy.load_checkpoint(run), 3, env_id=flags[1])["returns"] == [
+        3.0,
+        3.0,
+        3.0,
+    ]
 
 
 @pytest.mark.slow
@@ -423,15 +635,26 @@ def test_runs_side_by_side_and_after_an_interruption(file, tmp_path):
     whole, part = halfway(file, tmp_path / "many", *flags, "--seed", 4, "--num-seeds", 2)
     alone, alone_part = halfway(file, tmp_path / "alone", *flags, "--seed", 5)
     twin, mine = (read_checkpoint(run) for run in (runs_of(whole)[1], only_run(alone)))
-    assert same(mine["key"], twin["key"]) and int(mine["global_step"]) == int(twin["global_step"]) == 8 * 64
-    for got, wanted in zip(leaves(mine["agent"]["params"]), leaves(twin["agent"]["params"]), strict=True):
-        np.testing.assert_allclose(got, wanted, atol=1e-4)  # XLA adds up in another order where there are many
+    assert (
+        same(mine["key"], twin["key"])
+        and int(mine["global_step"]) == int(twin["global_step"]) == 8 * 64
+    )
+    for got, wanted in zip(
+        leaves(mine["agent"]["params"]), leaves(twin["agent"]["params"]), strict=True
+    ):
+        np.testing.assert_allclose(
+            got, wanted, atol=1e-4
+        )  # XLA adds up in another order where there are many
     assert not same(read_checkpoint(runs_of(whole)[0])["agent"], twin["agent"])
-    games, their_games = (scalars(run)["charts/episodic_return"] for run in (only_run(alone), runs_of(whole)[1]))
+    games, their_games = (
+        scalars(run)["charts/episodic_return"] for run in (only_run(alone), runs_of(whole)[1])
+    )
     assert len(games) > 10 and [step for step, _ in games] == [step for step, _ in their_games]
     for done, cut in ((whole, part), (alone, alone_part)):
         assert {int(read_checkpoint(run)["global_step"]) for run in runs_of(cut)} == {4 * 64}
-        for a, b in zip(runs_of(done), runs_of(cut), strict=True):  # the curves had gone on, which is to be forgotten
+        for a, b in zip(
+            runs_of(done), runs_of(cut), strict=True
+        ):  # the curves had gone on, which is to be forgotten
             shutil.copy(next(a.glob("events*")), b)
         train(file, tmp_path, "--resume", *runs_of(cut), *probe("RandomEnds"))
         for a, b in zip(runs_of(done), runs_of(cut), strict=True):
@@ -441,7 +664,18 @@ def test_runs_side_by_side_and_after_an_interruption(file, tmp_path):
 
 @pytest.mark.slow
 def test_breakout_with_a_video(file, tmp_path):
-    flags = ("--num-envs", 2, "--num-steps", 8, "--num-minibatches", 2, "--update-epochs", 1, "--total-timesteps", 32)
+    flags = (
+        "--num-envs",
+        2,
+        "--num-steps",
+        8,
+        "--num-minibatches",
+        2,
+        "--update-epochs",
+        1,
+        "--total-timesteps",
+        32,
+    )
     with mock.patch.dict(os.environ, XDG_DATA_HOME=pictures()):
         train(file, tmp_path, *flags, "--capture-video", "--max-frames", 200)
     run = only_run(tmp_path)
@@ -452,14 +686,25 @@ def test_breakout_with_a_video(file, tmp_path):
 
 def test_without_pictures_there_is_one_line(file, tmp_path):
     with mock.patch.dict(os.environ, XDG_DATA_HOME=str(tmp_path / "none")):
-        assert "its pictures are not here: run python -m jaxtari.install_sprites" in refuse(file, tmp_path / "run")
+        assert "its pictures are not here: run python -m jaxtari.install_sprites" in refuse(
+            file, tmp_path / "run"
+        )
 
 
 def test_pictures_are_never_drawn_over_others(tmp_path):
     """They are those of the games' own sizes and colors, marked as other than the original ones."""
     folder = Path(pictures()) / "jaxtari"
-    assert [path.name for path in folder.iterdir() if path.is_file()] == [".alternative_sprites_installed"]
-    names = {game: len([*(folder / "sprites" / game).glob("*.npy")]) for game in ("pong", "breakout")}
-    assert names == {"pong": 24, "breakout": 13} and np.load(folder / "sprites" / "pong" / "ball.npy").shape == (4, 2, 4)
-    with mock.patch.dict(os.environ, XDG_DATA_HOME=pictures()), pytest.raises(SystemExit, match="there are pictures already"):
+    assert [path.name for path in folder.iterdir() if path.is_file()] == [
+        ".alternative_sprites_installed"
+    ]
+    names = {
+        game: len([*(folder / "sprites" / game).glob("*.npy")]) for game in ("pong", "breakout")
+    }
+    assert names == {"pong": 24, "breakout": 13} and np.load(
+        folder / "sprites" / "pong" / "ball.npy"
+    ).shape == (4, 2, 4)
+    with (
+        mock.patch.dict(os.environ, XDG_DATA_HOME=pictures()),
+        pytest.raises(SystemExit, match="there are pictures already"),
+    ):
         runpy.run_path(str(ROOT / "benchmark" / "jaxtari_sprites.py"), run_name="__main__")

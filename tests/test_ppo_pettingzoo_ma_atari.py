@@ -23,7 +23,18 @@ from tests.test_ppo_atari import images_of
 
 ale = pytest.importorskip("multi_agent_ale_py", reason="there is no emulator for this system")
 DUEL, SEATS, ONE_OUT = (f"DuelProbe/{name}-v0" for name in ("Duel", "Seats", "OneOut"))
-PROBE_FLAGS = ("--num-envs", 4, "--num-steps", 8, "--num-minibatches", 4, "--learning-rate", 0.001, "--gamma", 0.5)
+PROBE_FLAGS = (
+    "--num-envs",
+    4,
+    "--num-steps",
+    8,
+    "--num-minibatches",
+    4,
+    "--learning-rate",
+    0.001,
+    "--gamma",
+    0.5,
+)
 PROBE_FLAGS = (*PROBE_FLAGS, "--ent-coef", 0, "--no-clip-vloss", "--elo-games", 0)
 
 
@@ -48,7 +59,10 @@ class PlainGame:
         self.action_set = self.ale.getMinimalActionSet()
 
     def look(self, screens):
-        self.frames = [*self.frames[1:], cv2.resize(np.max(screens, axis=0), (84, 84), interpolation=cv2.INTER_AREA)]
+        self.frames = [
+            *self.frames[1:],
+            cv2.resize(np.max(screens, axis=0), (84, 84), interpolation=cv2.INTER_AREA),
+        ]
         return np.stack(self.frames)
 
     def reset(self, waited):
@@ -79,14 +93,19 @@ def waits_of(envs):
 
 
 @pytest.mark.parametrize(
-    ("env_id", "rom", "mode", "max_frames"), [("pong_v3", "pong", 4, 10**9), ("tennis_v3", "tennis", 2, 402)]
+    ("env_id", "rom", "mode", "max_frames"),
+    [("pong_v3", "pong", 4, 10**9), ("tennis_v3", "tennis", 2, 402)],
 )
 def test_games_match_a_plain_reference(file, tmp_path, env_id, rom, mode, max_frames):
     """Frames (to rounding), rewards and ends, and the score of the whole game: one to its end, one that is cut in mid-step."""
     envs = make_envs(file, env_id, num_envs=2)
     envs.games[0].max_cycles = max_frames
     assert envs.games[0].mode == mode
-    (obs, _), game, rng = envs.reset(seed=3), PlainGame(rom, mode, max_frames), np.random.default_rng(4)
+    (obs, _), game, rng = (
+        envs.reset(seed=3),
+        PlainGame(rom, mode, max_frames),
+        np.random.default_rng(4),
+    )
     expected, scores = game.reset(waits_of(envs)[0]), np.zeros(2)
     for t in range(1, 3000):
         for row in (0, 1):
@@ -95,19 +114,30 @@ def test_games_match_a_plain_reference(file, tmp_path, env_id, rom, mode, max_fr
         obs, rewards, terminated, truncated, infos = envs.step(actions)
         expected, true_rewards, over, cut = game.step(actions)
         scores += true_rewards
-        assert rewards.tolist() == true_rewards.tolist() and [*infos.get("_episode", (False, False))] == [over or cut] * 2
+        assert (
+            rewards.tolist() == true_rewards.tolist()
+            and [*infos.get("_episode", (False, False))] == [over or cut] * 2
+        )
         assert terminated.tolist() == [over] * 2 and truncated.tolist() == [cut] * 2
         if over or cut:
             break
     assert envs.games[0].frame == game.num_frames
-    assert infos["episode"]["r"].tolist() == scores.tolist() and infos["episode"]["l"].tolist() == [t, t]
+    assert infos["episode"]["r"].tolist() == scores.tolist() and infos["episode"]["l"].tolist() == [
+        t,
+        t,
+    ]
     assert np.array_equal(obs[1, :4], expected), "the last observation is the true one"
     if rom == "pong":
         assert over and scores[0] == -scores[1] != 0
     else:
         assert cut and t == 101
     after, rewards, terminated, truncated, infos = envs.step(actions)
-    assert not rewards.any() and not (terminated | truncated).any() and not infos and not after[:, :3].any(), "a new game"
+    assert (
+        not rewards.any()
+        and not (terminated | truncated).any()
+        and not infos
+        and not after[:, :3].any()
+    ), "a new game"
     envs.close()
 
 
@@ -115,7 +145,9 @@ def test_atari_1_games_start_after_up_to_30_no_ops(file, tmp_path):
     """Without them, all games would start alike, whatever their seed."""
     envs, waits = make_envs(file, "pong_v3", num_envs=6), [[], [], []]
     for g, emulator in enumerate(envs.emulators):
-        emulator.act = lambda actions, g=g, act=emulator.act: waits[g].append(actions.any()) or act(actions)
+        emulator.act = lambda actions, g=g, act=emulator.act: (
+            waits[g].append(actions.any()) or act(actions)
+        )
     obs, _ = envs.reset(seed=3)
     assert [len(acts) for acts in waits] == waits_of(envs) and len(set(waits_of(envs))) == 3
     assert not any(map(any, waits)), "nobody does anything"
@@ -135,7 +167,11 @@ def test_other_games(file, tmp_path, env_id):
     envs = make_envs(file, env_id, num_envs=4)
     players = 4 if env_id == "warlords_v3" else 2
     obs, _ = envs.reset(seed=1)
-    assert envs.num_envs == 4 and obs.shape == (4, 4 + players, 84, 84) and len(envs.games) == 4 // players
+    assert (
+        envs.num_envs == 4
+        and obs.shape == (4, 4 + players, 84, 84)
+        and len(envs.games) == 4 // players
+    )
     first = obs
     for _ in range(40):
         obs, *_ = envs.step(np.arange(4))
@@ -164,9 +200,15 @@ def test_selfplay_1_a_row_for_each_player_of_each_game(file, tmp_path):
 
     names = train(file, tmp_path, "--env-id", DUEL, *PROBE_FLAGS, "--total-timesteps", 64)
     logged = scalars(only_run(tmp_path))
-    returns = [[value for _, value in logged.get(f"charts/episodic_return-player{i}", ())] for i in (0, 1)]
-    steps = [[step for step, _ in logged.get(f"charts/episodic_length-player{i}", ())] for i in (0, 1)]
-    assert returns[0] == [-value for value in returns[1]] and {*map(abs, returns[0])} & {2, 4, 6}, "not clipped"
+    returns = [
+        [value for _, value in logged.get(f"charts/episodic_return-player{i}", ())] for i in (0, 1)
+    ]
+    steps = [
+        [step for step, _ in logged.get(f"charts/episodic_length-player{i}", ())] for i in (0, 1)
+    ]
+    assert returns[0] == [-value for value in returns[1]] and {*map(abs, returns[0])} & {2, 4, 6}, (
+        "not clipped"
+    )
     assert steps[0] == [4 * (t - 1) + row for t in (3, 7, 11, 15) for row in (1, 3)]
     assert steps[1] == [step + 1 for step in steps[0]]
     assert set(names["rewards"].flatten().tolist()) <= {-1, 0, 1}, "what is learned from is"
@@ -187,16 +229,31 @@ def test_selfplay_2_indicator_planes_are_not_scaled(file, tmp_path):
     x = torch.cat([seen[:, :4].float() / 255, seen[:, 4:].float()], 1)
     with torch.no_grad():
         hidden = agent.network(x)
-        torch.testing.assert_close(agent(seen)[1], (hidden @ agent.critic.weight.T + agent.critic.bias)[:, 0])
+        torch.testing.assert_close(
+            agent(seen)[1], (hidden @ agent.critic.weight.T + agent.critic.bias)[:, 0]
+        )
         torch.testing.assert_close(agent(seen)[0], torch.log_softmax(agent.actor(hidden), -1))
 
 
 def test_selfplay_2_seats_are_told_apart(file, tmp_path):
     """What is right for one player is wrong for the other: only the planes tell. Acting as every evaluation does."""
-    train(file, tmp_path, "--env-id", SEATS, *PROBE_FLAGS, "--ent-coef", 0.01, "--total-timesteps", 512)
+    train(
+        file,
+        tmp_path,
+        "--env-id",
+        SEATS,
+        *PROBE_FLAGS,
+        "--ent-coef",
+        0.01,
+        "--total-timesteps",
+        512,
+    )
     names = runpy.run_path(str(file))
     envs = names["make_envs"](names["Args"](env_id=SEATS), 8)
-    policy, is_last = names["load_policy"](read_checkpoint(only_run(tmp_path)), envs), np.zeros(8, dtype=bool)
+    policy, is_last = (
+        names["load_policy"](read_checkpoint(only_run(tmp_path)), envs),
+        np.zeros(8, dtype=bool),
+    )
     obs, _ = envs.reset(seed=5)
     right = np.mean([policy(obs, is_last) == np.tile([1, 0], 4) for _ in range(20)], axis=0)
     assert right[::2].mean() > 0.75 and right[1::2].mean() > 0.75
@@ -220,10 +277,16 @@ def test_selfplay_4_who_is_out_stays_out(file, tmp_path):
     for t in range(8):
         _, rewards, terminated, truncated, infos = envs.step(np.zeros(4, dtype=int))
         assert rewards.tolist() == [[1, 1, 1, 1], [1, 0, 1, 0], [1, 0, 1, 0], [0, 0, 0, 0]][t % 4]
-        assert terminated.tolist() == [False, t % 4 < 3] * 2 and truncated.tolist() == [t % 4 == 2, False] * 2
+        assert (
+            terminated.tolist() == [False, t % 4 < 3] * 2
+            and truncated.tolist() == [t % 4 == 2, False] * 2
+        )
         assert bool(infos) == (t % 4 == 2)
         if infos:
-            assert infos["episode"]["r"].tolist() == [3, 1, 3, 1] and infos["episode"]["l"].tolist() == [3] * 4
+            assert (
+                infos["episode"]["r"].tolist() == [3, 1, 3, 1]
+                and infos["episode"]["l"].tolist() == [3] * 4
+            )
 
 
 def test_selfplay_4_who_is_out_waits_for_the_end_of_the_game(file, tmp_path):
@@ -233,8 +296,12 @@ def test_selfplay_4_who_is_out_waits_for_the_end_of_the_game(file, tmp_path):
     def look(names):
         learned_from.update(map(tuple, names["b_obs"][names["mb"]][:, 3:, 0, 0].tolist()))
 
-    names = train(file, tmp_path, "--env-id", ONE_OUT, *PROBE_FLAGS, "--total-timesteps", 64, on_update=look)
-    assert learned_from == {(127, 1, 0), (159, 1, 0), (191, 1, 0), (127, 0, 1)}, "the right player's first row only"
+    names = train(
+        file, tmp_path, "--env-id", ONE_OUT, *PROBE_FLAGS, "--total-timesteps", 64, on_update=look
+    )
+    assert learned_from == {(127, 1, 0), (159, 1, 0), (191, 1, 0), (127, 0, 1)}, (
+        "the right player's first row only"
+    )
     out = names["is_last"][:-1, 1::2] & ~names["is_last"][:-1, ::2]
     assert out.any() and not names["rewards"][:, 1::2][out].any()
     logged = scalars(only_run(tmp_path))
@@ -251,7 +318,13 @@ class Arena:
 
         def play(arena, seats, max_steps):
             self.asked.append(seats.reshape(num_games, num_players).tolist())
-            return np.array([score(mine, self.asked[-1][g]) for g in range(num_games) for mine in self.asked[-1][g]])
+            return np.array(
+                [
+                    score(mine, self.asked[-1][g])
+                    for g in range(num_games)
+                    for mine in self.asked[-1][g]
+                ]
+            )
 
         league.play = play
 
@@ -312,11 +385,15 @@ def test_selfplay_7_the_rating_is_the_most_likely_one(file, tmp_path):
     """Against closed forms, a slow search, and games of players whose ratings are known."""
     league, names = make_league(file, size=8)
     elo = names["elo"]
-    assert elo(0.5, [300]) == pytest.approx(300, abs=1e-3) and elo(2, [100, 200, 300, 400]) == pytest.approx(250, abs=1e-3)
+    assert elo(0.5, [300]) == pytest.approx(300, abs=1e-3) and elo(
+        2, [100, 200, 300, 400]
+    ) == pytest.approx(250, abs=1e-3)
     assert elo(3, [0, 0, 0, 0]) == pytest.approx(400 * math.log10(3), abs=1e-3)
     assert elo(10, [50] * 11) == pytest.approx(50 + 400, abs=1e-3), "ten to one is 400 points"
     results = [(1, 0), (1, 0), (0.5, 350), (0, 350), (1, -80), (0, 700)]
-    assert elo(3.5, [rating for _, rating in results]) == pytest.approx(most_likely(results), abs=0.5)
+    assert elo(3.5, [rating for _, rating in results]) == pytest.approx(
+        most_likely(results), abs=0.5
+    )
 
     rng, true = np.random.default_rng(0), [0, 150, 350, 500]
     for newest in (1, 2, 3):
@@ -341,14 +418,18 @@ def test_selfplay_7_a_draw_with_the_last_checkpoint_is_added(file, tmp_path, sco
     assert rating == pytest.approx(most_likely([(points / 8, 0)] * 8 + [(0.5, 0)]), abs=0.5)
     before = league.ratings[-1]
     rating, _ = league.rate(arena, 1)
-    assert rating == pytest.approx(most_likely([(points / 8, 0)] * 4 + [(points / 8, before)] * 4 + [(0.5, before)]), abs=0.5)
+    assert rating == pytest.approx(
+        most_likely([(points / 8, 0)] * 4 + [(points / 8, before)] * 4 + [(0.5, before)]), abs=0.5
+    )
 
 
 def test_points_among_four_players(file, tmp_path):
     """One for each other player that has less, half for those that have as much; all the same, if there are more than two."""
     league, _ = make_league(file)
     arena = Arena(league, lambda mine, seats: 0 if mine else seats.index(1) % 2, 4, num_players=4)
-    assert league.rate(arena, 1)[1] == pytest.approx(0.25), "two games drawn with all, two lost to all"
+    assert league.rate(arena, 1)[1] == pytest.approx(0.25), (
+        "two games drawn with all, two lost to all"
+    )
 
 
 def test_selfplay_8_the_league_is_a_ladder_of_few(file, tmp_path):
@@ -357,7 +438,9 @@ def test_selfplay_8_the_league_is_a_ladder_of_few(file, tmp_path):
     arena = Arena(league, lambda mine, seats: mine == max(seats), 2)
     league.players, league.ratings = [None, "a", "b", "c"], [0.0, 50.0, 60.0, 400.0]
     league.rate(arena, 1)
-    assert league.players[:-1] == [None, "b", "c"] and league.ratings[:-1] == [0, 60, 400], "0 to 60 is the smallest gap"
+    assert league.players[:-1] == [None, "b", "c"] and league.ratings[:-1] == [0, 60, 400], (
+        "0 to 60 is the smallest gap"
+    )
     assert league.players[-1]["weight"].shape == (1, 1) and league.ratings[-1] > 400
     for _ in range(5):
         league.rate(arena, 1)
@@ -410,15 +493,31 @@ def test_only_the_first_game_counts(file, tmp_path):
 
 def test_elo_rises_where_there_is_something_to_learn(file, tmp_path):
     """Duel is won by one action: after a few checkpoints against random, and against the first ones."""
-    flags = ("--env-id", DUEL, *PROBE_FLAGS, "--ent-coef", 0.01, "--total-timesteps", 256, "--checkpoint-interval", 2)
+    flags = (
+        "--env-id",
+        DUEL,
+        *PROBE_FLAGS,
+        "--ent-coef",
+        0.01,
+        "--total-timesteps",
+        256,
+        "--checkpoint-interval",
+        2,
+    )
     names = train(file, tmp_path, *flags, "--elo-games", 16, "--elo-steps", 3, "--elo-players", 2)
     logged = scalars(only_run(tmp_path))
     assert [step for step, _ in logged["charts/elo"]] == [64, 128, 192, 256]
     ratings = [value for _, value in logged["charts/elo"]]
     assert ratings[-1] > 250 and logged["charts/points_against_random"][-1][1] > 0.75
     league = read_checkpoint(only_run(tmp_path))["league"]
-    assert len(league["players"]) == 3 and league["players"][0] is None and league["ratings"][-1] == pytest.approx(ratings[-1])
-    assert same(league["players"][-1], names["agent"].state_dict()), "the newest is the agent that was rated"
+    assert (
+        len(league["players"]) == 3
+        and league["players"][0] is None
+        and league["ratings"][-1] == pytest.approx(ratings[-1])
+    )
+    assert same(league["players"][-1], names["agent"].state_dict()), (
+        "the newest is the agent that was rated"
+    )
     assert "league" not in enjoy.learned(read_checkpoint(only_run(tmp_path)))
 
 
@@ -429,7 +528,13 @@ def test_ratings_can_be_left_out(file, tmp_path):
 
 
 def test_a_strangers_league_is_refused(file, tmp_path):
-    train(file, tmp_path, *small(file, "--total-timesteps", iteration(file), "--env-id", probe(file, "ConstantValue")))
+    train(
+        file,
+        tmp_path,
+        *small(
+            file, "--total-timesteps", iteration(file), "--env-id", probe(file, "ConstantValue")
+        ),
+    )
     run = only_run(tmp_path)
     checkpoint = read_checkpoint(run)
     league = checkpoint["league"]
@@ -453,8 +558,14 @@ def test_a_strangers_league_is_refused(file, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--num-envs", 3), "needs a number of players that divides --num-envs, which pong_v3 does not have"),
-        (("--env-id", "warlords_v3", "--num-envs", 5), "needs a number of players that divides --num-envs"),
+        (
+            ("--num-envs", 3),
+            "needs a number of players that divides --num-envs, which pong_v3 does not have",
+        ),
+        (
+            ("--env-id", "warlords_v3", "--num-envs", 5),
+            "needs a number of players that divides --num-envs",
+        ),
         (("--num-minibatches", 65), "num_minibatches <= num_steps // 2 must hold"),
         (("--elo-games", -1), "0 <= elo_games < 2**16 must hold"),
         (("--elo-steps", 0), "0 < elo_steps < 2**31 must hold"),
@@ -475,7 +586,9 @@ def test_bad_commands_get_one_line(file, tmp_path, flags, words):
 
 def test_values_of_probes(file, tmp_path):
     """1 where LateEnds is over after its fourth step, 2 where it is cut, whoever looks."""
-    names = train(file, tmp_path, "--env-id", probe(file, "LateEnds"), *PROBE_FLAGS, "--total-timesteps", 384)
+    names = train(
+        file, tmp_path, "--env-id", probe(file, "LateEnds"), *PROBE_FLAGS, "--total-timesteps", 384
+    )
     planes = torch.eye(2, dtype=torch.uint8)[[0, 1, 0, 1]][:, :, None, None].expand(-1, -1, 84, 84)
     stacks = torch.cat([images_of([(-0.5,) * 4] * 2 + [(0.5,) * 4] * 2), planes], 1)
     with torch.no_grad():
@@ -484,18 +597,39 @@ def test_values_of_probes(file, tmp_path):
 
 def test_core_5_advantages(file, tmp_path):
     """Against a slow reference that walks each episode by itself, with truncation, termination, and a player that is out."""
-    flags = ("--num-envs", 4, "--num-steps", 24, "--gamma", 0.9, "--gae-lambda", 0.7, "--update-epochs", 1, "--elo-games", 0)
+    flags = (
+        "--num-envs",
+        4,
+        "--num-steps",
+        24,
+        "--gamma",
+        0.9,
+        "--gae-lambda",
+        0.7,
+        "--update-epochs",
+        1,
+        "--elo-games",
+        0,
+    )
     for env_id in (probe(file, "RandomEnds"), ONE_OUT):
-        names = train(file, tmp_path / env_id[:4], "--env-id", env_id, *flags, "--total-timesteps", 96)
-        values, rewards, terminated, is_last = (names[name] for name in ("values", "rewards", "terminated", "is_last"))
+        names = train(
+            file, tmp_path / env_id[:4], "--env-id", env_id, *flags, "--total-timesteps", 96
+        )
+        values, rewards, terminated, is_last = (
+            names[name] for name in ("values", "rewards", "terminated", "is_last")
+        )
         ends = is_last[1:] & ~is_last[:-1]
-        assert terminated.any() and (ends & ~terminated).any() and is_last[:-1].any(), "the rollout must hold every case"
+        assert terminated.any() and (ends & ~terminated).any() and is_last[:-1].any(), (
+            "the rollout must hold every case"
+        )
         for e in range(4):
             for t in np.flatnonzero(~is_last[:-1, e]):
                 expected, weight, k = 0.0, 1.0, t
                 while True:
                     following = 0.0 if terminated[k, e] else float(values[k + 1, e])
-                    expected += weight * (float(rewards[k, e]) + 0.9 * following - float(values[k, e]))
+                    expected += weight * (
+                        float(rewards[k, e]) + 0.9 * following - float(values[k, e])
+                    )
                     if is_last[k + 1, e] or k == 23:
                         break
                     weight, k = weight * 0.9 * 0.7, k + 1
@@ -510,17 +644,24 @@ def test_enjoy_shows_both_players(file, tmp_path, monkeypatch, capsys):
     run = only_run(tmp_path)
     make, registry = pettingzoo.make, pettingzoo.parallel_registry
     assert "atari/pong_v3" in registry or "atari/pong-v3" in registry
-    monkeypatch.setattr(pettingzoo, "make", lambda *words, **settings: make(*words, max_cycles=80, **settings))
+    monkeypatch.setattr(
+        pettingzoo, "make", lambda *words, **settings: make(*words, max_cycles=80, **settings)
+    )
     monkeypatch.setattr(sys, "argv", ["enjoy", str(run), "--episodes", "2", "--video"])
     enjoy.main()
     printed = capsys.readouterr().out.splitlines()
-    assert [re.sub(r"-?\d+\.\d+", "x", line) for line in printed if line.startswith("episode ")] == [
-        f"episode {i}: return x, length 20 (returns of the other players: x)" for i in (1, 2)
-    ]
+    assert [
+        re.sub(r"-?\d+\.\d+", "x", line) for line in printed if line.startswith("episode ")
+    ] == [f"episode {i}: return x, length 20 (returns of the other players: x)" for i in (1, 2)]
     videos = sorted((run / "videos").iterdir())
-    assert [video.name for video in videos] == ["eval-seed-1000-episode-0.mp4", "eval-seed-1000-episode-1.mp4"]
+    assert [video.name for video in videos] == [
+        "eval-seed-1000-episode-0.mp4",
+        "eval-seed-1000-episode-1.mp4",
+    ]
     picture = cv2.VideoCapture(str(videos[0])).read()[1]
-    assert picture.shape == (420, 320, 3) and len({*map(tuple, picture.reshape(-1, 3).tolist())}) > 3, "the game in its colors"
+    assert (
+        picture.shape == (420, 320, 3) and len({*map(tuple, picture.reshape(-1, 3).tolist())}) > 3
+    ), "the game in its colors"
 
 
 @pytest.mark.slow

@@ -15,7 +15,18 @@ from tests.harness import FILES, flat_grad, only_run, probe, scalars, train
 
 envpool = pytest.importorskip("envpool")
 SMALL = ("--num-envs", 4, "--num-steps", 8, "--num-minibatches", 2, "--update-epochs", 1)
-JUMPER = ("--env-id", "jumper", "--num-levels", 1, "--num-pools", 1, "--gamma", 0.9, "--learning-rate", 0.001)
+JUMPER = (
+    "--env-id",
+    "jumper",
+    "--num-levels",
+    1,
+    "--num-pools",
+    1,
+    "--gamma",
+    0.9,
+    "--learning-rate",
+    0.001,
+)
 
 
 @pytest.fixture
@@ -44,14 +55,24 @@ def make_envs(file, env_id, num_envs=2, **flags):
 def test_procgen_1_games_and_levels(file, tmp_path, env_id, mode, number):
     envs = make_envs(file, env_id, distribution_mode=mode)
     config = envs.env.config
-    assert (config["env_name"], config["distribution_mode"], config["num_levels"]) == (env_id, number, 0)
+    assert (config["env_name"], config["distribution_mode"], config["num_levels"]) == (
+        env_id,
+        number,
+        0,
+    )
     obs, _ = envs.reset(seed=3)
-    assert obs.shape == (2, 3, 64, 64) and obs.dtype == np.uint8 and envs.single_action_space.n == 15
+    assert (
+        obs.shape == (2, 3, 64, 64) and obs.dtype == np.uint8 and envs.single_action_space.n == 15
+    )
     again, other = envs.reset(seed=3)[0].copy(), envs.reset(seed=4)[0]
     assert np.array_equal(obs, again)
-    assert mode == "exploration" or not (np.array_equal(obs, other) or np.array_equal(obs[0], obs[1])), "that has one level"
+    assert mode == "exploration" or not (
+        np.array_equal(obs, other) or np.array_equal(obs[0], obs[1])
+    ), "that has one level"
     (image, _) = envs.render()
-    np.testing.assert_array_equal(image[::4, ::4].transpose(2, 0, 1), other[0], "videos show what the agents see")
+    np.testing.assert_array_equal(
+        image[::4, ::4].transpose(2, 0, 1), other[0], "videos show what the agents see"
+    )
     assert image.shape == (256, 256, 3)
 
 
@@ -72,21 +93,41 @@ def test_returns_and_ends(file, tmp_path):
     ):
         envs, rng = make_envs(file, env_id, num_envs=8), np.random.default_rng(0)
         envs.reset(seed=5)
-        scores, lengths, was_last, level, ended = np.zeros(8), np.zeros(8), np.zeros(8, bool), None, []
+        scores, lengths, was_last, level, ended = (
+            np.zeros(8),
+            np.zeros(8),
+            np.zeros(8, bool),
+            None,
+            [],
+        )
         for _ in range(steps):
             _, rewards, terminated, truncated, infos = envs.step(choose(rng))
             scores, lengths, is_last = scores + rewards, lengths + ~was_last, terminated | truncated
             np.testing.assert_array_equal(infos.get("_episode", np.zeros(8, bool)), is_last)
             if level is not None:
-                assert np.array_equal(infos["level_seed"] != level, was_last), "a new level comes with the step after the end"
+                assert np.array_equal(infos["level_seed"] != level, was_last), (
+                    "a new level comes with the step after the end"
+                )
             for i in np.flatnonzero(is_last):
-                assert (infos["episode"]["r"][i], infos["episode"]["l"][i]) == (scores[i], lengths[i])
+                assert (infos["episode"]["r"][i], infos["episode"]["l"][i]) == (
+                    scores[i],
+                    lengths[i],
+                )
                 ended.append((bool(truncated[i]), int(lengths[i]), scores[i]))
-            scores[is_last], lengths[is_last], was_last, level = 0, 0, is_last, infos["level_seed"].copy()
+            scores[is_last], lengths[is_last], was_last, level = (
+                0,
+                0,
+                is_last,
+                infos["level_seed"].copy(),
+            )
         if env_id == "leaper":
             assert ended == [(True, 500, 0)] * 8, "time is up"
         else:
-            assert len(ended) > 12 and not any(is_cut for is_cut, _, _ in ended) and sum(score for _, _, score in ended) > 5
+            assert (
+                len(ended) > 12
+                and not any(is_cut for is_cut, _, _ in ended)
+                and sum(score for _, _, score in ended) > 5
+            )
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="from Python 3.12 on EnvPool has Qt inside")
@@ -94,10 +135,13 @@ def test_qt_comes_with_pip(file, tmp_path):
     """In a new process, in which EnvPool has looked for Qt and may not have found it; a system's own is as good."""
     code = f"import runpy, envpool; names = runpy.run_path({str(file)!r}); names['make_envs'](names['Args'](), 1).reset()\n"
     code += "print({line.split()[-1] for line in open('/proc/self/maps') if 'libQt5Gui' in line})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path
+    )
     assert done.returncode == 0 and "libQt5Gui" in done.stdout, done.stderr
     if not any(
-        os.path.exists(f"{folder}/libQt5Gui.so.5") for folder in ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib")
+        os.path.exists(f"{folder}/libQt5Gui.so.5")
+        for folder in ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib")
     ):
         assert "/PyQt5/Qt5/lib/libQt5Gui.so.5" in done.stdout
 
@@ -109,7 +153,10 @@ def test_qt_comes_with_pip(file, tmp_path):
             ("--env-id", "starpilot", "--distribution-mode", "memory"),
             "cannot make starpilot: AssertionError: StarpilotMemory-v0",
         ),
-        (("--env-id", "bigfish", "--distribution-mode", "extreme"), "cannot make bigfish: AssertionError: BigfishExtreme-v0"),
+        (
+            ("--env-id", "bigfish", "--distribution-mode", "extreme"),
+            "cannot make bigfish: AssertionError: BigfishExtreme-v0",
+        ),
         (("--env-id", "StarpilotEasy-v0"), "cannot make StarpilotEasy-v0"),
         (("--env-id", "CartPole-v1"), "cannot make CartPole-v1"),
         (
@@ -124,7 +171,11 @@ def test_qt_comes_with_pip(file, tmp_path):
 def test_bad_commands_get_one_line(file, tmp_path, flags, words):
     with pytest.raises(SystemExit) as refusal:
         train(file, tmp_path, *flags)
-    assert words in refusal.value.code and "\n" not in refusal.value.code and not list(tmp_path.iterdir())
+    assert (
+        words in refusal.value.code
+        and "\n" not in refusal.value.code
+        and not list(tmp_path.iterdir())
+    )
 
 
 # the network
@@ -132,7 +183,11 @@ def test_bad_commands_get_one_line(file, tmp_path, flags, words):
 
 def hidden_by_hand(agent, obs):
     """What the heads look at, layer by layer: thrice a convolution, a maximum, and two blocks that add to what they see."""
-    layers = [module for module in agent.network.modules() if isinstance(module, torch.nn.Conv2d | torch.nn.Linear)]
+    layers = [
+        module
+        for module in agent.network.modules()
+        if isinstance(module, torch.nn.Conv2d | torch.nn.Linear)
+    ]
     assert [tuple(layer.weight.shape[:2]) for layer in layers] == [
         *((16, 3), *[(16, 16)] * 4),
         *((32, 16), *[(32, 32)] * 4),
@@ -152,7 +207,9 @@ def hidden_by_hand(agent, obs):
 def agent_by_hand(agent, obs):
     hidden = hidden_by_hand(agent, obs)
     logits = hidden @ agent.actor.weight.T + agent.actor.bias
-    return logits - logits.logsumexp(1, keepdim=True), (hidden @ agent.critic.weight.T + agent.critic.bias)[:, 0]
+    return logits - logits.logsumexp(1, keepdim=True), (
+        hidden @ agent.critic.weight.T + agent.critic.bias
+    )[:, 0]
 
 
 def test_procgen_2_impala_network(file, tmp_path):
@@ -178,8 +235,12 @@ def test_procgen_3_scaled_weights(file, tmp_path):
     layers = {name: layer for name, layer in agent.named_modules() if hasattr(layer, "weight")}
     assert len(layers) >= 18
     for name, layer in layers.items():
-        expected = scales.get(name, (3**-0.5 * 2**-0.5) ** 0.5)  # three stages of two blocks, each of two layers
-        torch.testing.assert_close(layer.weight.flatten(1).norm(dim=1), torch.full((len(layer.weight),), float(expected)))
+        expected = scales.get(
+            name, (3**-0.5 * 2**-0.5) ** 0.5
+        )  # three stages of two blocks, each of two layers
+        torch.testing.assert_close(
+            layer.weight.flatten(1).norm(dim=1), torch.full((len(layer.weight),), float(expected))
+        )
         assert layer.bias.abs().max() == 0 and layer.weight.std() > 0
 
 
@@ -192,7 +253,10 @@ def test_rewards_are_scaled_by_the_returns_with_the_own_gamma(file, tmp_path):
 
     def look(names):
         if not rollouts or rollouts[-1]["step"] != names["global_step"]:
-            kept = {name: names[name].copy() for name in ("rewards", "is_last", "scaled_rewards", "terminated", "old_values")}
+            kept = {
+                name: names[name].copy()
+                for name in ("rewards", "is_last", "scaled_rewards", "terminated", "old_values")
+            }
             rollouts.append(kept | {"step": names["global_step"]})
 
     flags = ("--num-minibatches", 1, "--gamma", 0.6, "--total-timesteps", 96)
@@ -214,19 +278,47 @@ def test_rewards_are_scaled_by_the_returns_with_the_own_gamma(file, tmp_path):
 
 def test_rewards_are_clipped(file, tmp_path):
     """A constant reward has returns without a spread, and would be scaled to 10,000."""
-    names = train(file, tmp_path, "--env-id", probe(file, "ConstantValue"), *SMALL, "--total-timesteps", 32)
+    names = train(
+        file, tmp_path, "--env-id", probe(file, "ConstantValue"), *SMALL, "--total-timesteps", 32
+    )
     real = ~names["is_last"][:-1]
-    assert set(names["scaled_rewards"][real].tolist()) == {10.0} and set(names["rewards"][real].tolist()) == {1.0}
+    assert set(names["scaled_rewards"][real].tolist()) == {10.0} and set(
+        names["rewards"][real].tolist()
+    ) == {1.0}
     assert {value for _, value in scalars(only_run(tmp_path))["charts/episodic_return"]} == {1.0}
 
 
 def test_core_5_advantages(file, tmp_path):
     """Of scaled rewards, against a slow reference that walks each episode by itself."""
-    flags = ("--num-envs", 4, "--num-steps", 16, "--gamma", 0.9, "--gae-lambda", 0.7, "--num-minibatches", 1)
-    names = train(file, tmp_path, "--env-id", probe(file, "RandomEnds"), *SMALL, *flags, "--total-timesteps", 64)
-    values, rewards, terminated, is_last = (names[n] for n in ("old_values", "scaled_rewards", "terminated", "is_last"))
+    flags = (
+        "--num-envs",
+        4,
+        "--num-steps",
+        16,
+        "--gamma",
+        0.9,
+        "--gae-lambda",
+        0.7,
+        "--num-minibatches",
+        1,
+    )
+    names = train(
+        file,
+        tmp_path,
+        "--env-id",
+        probe(file, "RandomEnds"),
+        *SMALL,
+        *flags,
+        "--total-timesteps",
+        64,
+    )
+    values, rewards, terminated, is_last = (
+        names[n] for n in ("old_values", "scaled_rewards", "terminated", "is_last")
+    )
     ends = is_last[1:] & ~is_last[:-1]
-    assert terminated.any() and (ends & ~terminated).any() and is_last[:-1].any(), "the rollout must hold every case"
+    assert terminated.any() and (ends & ~terminated).any() and is_last[:-1].any(), (
+        "the rollout must hold every case"
+    )
     for e in range(4):
         for t in np.flatnonzero(~is_last[:-1, e]):
             expected, weight, k = 0.0, 1.0, t
@@ -237,7 +329,9 @@ def test_core_5_advantages(file, tmp_path):
                     break
                 weight, k = weight * 0.9 * 0.7, k + 1
             assert names["advantages"][t, e] == pytest.approx(expected, abs=1e-5)
-            assert names["b_returns"].view(16, 4)[t, e].item() == pytest.approx(expected + values[t, e], abs=1e-5)
+            assert names["b_returns"].view(16, 4)[t, e].item() == pytest.approx(
+                expected + values[t, e], abs=1e-5
+            )
 
 
 # rows of no weight, and pools
@@ -259,12 +353,30 @@ def test_reset_rows_weigh_nothing(file, tmp_path):
         advantages = (advantages - advantages.mean()) / advantages.std(correction=0)
         gain = torch.minimum(ratio * advantages, torch.clip(ratio, 0.8, 1.2) * advantages)
         near = names["b_values"][mb] + torch.clip(value - names["b_values"][mb], -0.2, 0.2)
-        error = torch.maximum((value - names["b_returns"][mb]) ** 2, (near - names["b_returns"][mb]) ** 2)
+        error = torch.maximum(
+            (value - names["b_returns"][mb]) ** 2, (near - names["b_returns"][mb]) ** 2
+        )
         loss = -gain.mean() + 0.7 * error.mean() / 2 - 0.3 * policy.entropy().mean()
         expected = torch.autograd.grad(loss, list(agent.parameters()))
-        torch.testing.assert_close(flat_grad(names["agent"]), torch.cat([g.flatten() for g in expected]), atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(
+            flat_grad(names["agent"]),
+            torch.cat([g.flatten() for g in expected]),
+            atol=1e-4,
+            rtol=1e-3,
+        )
 
-    flags = ("--vf-coef", 0.7, "--ent-coef", 0.3, "--max-grad-norm", 1e9, "--total-timesteps", 64, "--learning-rate", 0.002)
+    flags = (
+        "--vf-coef",
+        0.7,
+        "--ent-coef",
+        0.3,
+        "--max-grad-norm",
+        1e9,
+        "--total-timesteps",
+        64,
+        "--learning-rate",
+        0.002,
+    )
     train(file, tmp_path, "--env-id", probe(file, "RandomEnds"), *SMALL, *flags, on_update=look)
     assert left_out > 5
 
@@ -286,7 +398,18 @@ def test_episodes_are_logged_where_they_end(file, tmp_path):
         torch.testing.assert_close(names["values"], values.view(17, 4), atol=1e-5, rtol=0)
         torch.testing.assert_close(names["logprobs"], taken, atol=1e-5, rtol=0)
 
-    flags = ("--num-envs", 4, "--num-steps", 16, "--num-minibatches", 1, "--num-pools", 2, "--total-timesteps", 128)
+    flags = (
+        "--num-envs",
+        4,
+        "--num-steps",
+        16,
+        "--num-minibatches",
+        1,
+        "--num-pools",
+        2,
+        "--total-timesteps",
+        128,
+    )
     train(file, tmp_path, "--env-id", probe(file, "RandomEnds"), *SMALL, *flags, on_update=look)
     logged = scalars(only_run(tmp_path))
     assert len(expected) > 24 and len({step % 4 for step in expected}) == 4
@@ -300,11 +423,24 @@ def test_episodes_are_logged_where_they_end(file, tmp_path):
 @pytest.mark.slow
 def test_actions_of_probes(file, tmp_path):
     """Acting through load_policy in fresh environments, as every evaluation does."""
-    flags = ("--num-envs", 16, "--num-steps", 8, "--num-minibatches", 2, "--update-epochs", 2, "--total-timesteps", 768)
+    flags = (
+        "--num-envs",
+        16,
+        "--num-steps",
+        8,
+        "--num-minibatches",
+        2,
+        "--update-epochs",
+        2,
+        "--total-timesteps",
+        768,
+    )
     flags = (*flags, "--learning-rate", 0.002, "--gamma", 0.5, "--ent-coef", 0)
     names = train(file, tmp_path, "--env-id", probe(file, "ActionAndObsMatter"), *flags)
     envs = names["make_envs"](names["args"], 8)
-    policy = names["load_policy"](torch.load(only_run(tmp_path) / "checkpoint.pt", weights_only=True), envs)
+    policy = names["load_policy"](
+        torch.load(only_run(tmp_path) / "checkpoint.pt", weights_only=True), envs
+    )
     returns, is_last, (obs, _) = [], np.zeros(8, dtype=bool), envs.reset(seed=5)
     while len(returns) < 80:
         obs, _, terminated, truncated, infos = envs.step(policy(obs, is_last))
@@ -314,7 +450,9 @@ def test_actions_of_probes(file, tmp_path):
 
 
 def mean_of_last(folder, episodes):
-    return np.mean([value for _, value in scalars(only_run(folder))["charts/episodic_return"]][-episodes:])
+    return np.mean(
+        [value for _, value in scalars(only_run(folder))["charts/episodic_return"]][-episodes:]
+    )
 
 
 @pytest.mark.slow
@@ -322,6 +460,17 @@ def mean_of_last(folder, episodes):
 def test_learns_four_levels_of_jumper(file, tmp_path):
     """10 for the carrot, nothing for a fall: in one level it lies a step to the left, in others behind jumps, so one has to
     look. Random play has 5.2 (of 864 episodes); with these flags and seed 1, the last hundred episodes had 9.1."""
-    flags = ("--num-envs", 16, "--num-steps", 32, "--num-minibatches", 4, "--gamma", 0.95, "--total-timesteps", 12_288)
+    flags = (
+        "--num-envs",
+        16,
+        "--num-steps",
+        32,
+        "--num-minibatches",
+        4,
+        "--gamma",
+        0.95,
+        "--total-timesteps",
+        12_288,
+    )
     train(file, tmp_path, *JUMPER, "--num-levels", 4, *flags)
     assert mean_of_last(tmp_path, 100) > 7.5

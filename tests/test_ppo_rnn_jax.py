@@ -33,7 +33,10 @@ def test_differs_from_ppo_jax_in_what_a_memory_needs(file, tmp_path):
     """siblings.toml lists what both have unlike all others; all that is not named here is the same in both. To "seed, build,
     restore", ppo_jax.py's program is told of how many runs it is, and whether on a GPU, for which it has forms of its own."""
     found = {name for name, _, _ in find_differences([FILES["ppo_jax"], file])}
-    flags = {f"Args.{flag}" for flag in ("log_interval", "env_id", "num_envs", "num_steps", "num_minibatches")}
+    flags = {
+        f"Args.{flag}"
+        for flag in ("log_interval", "env_id", "num_envs", "num_steps", "num_minibatches")
+    }
     checked = "check that the numbers fit together and the file fits the environment"
     assert found == {"Network", "Agent", "load_policy", "make_program", "seed", checked} | flags
 
@@ -50,8 +53,12 @@ def remember(params, obs, state):
     weights = {"weight_ih": torch.cat([gru[name]["kernel"].T for name in ("ir", "iz", "in")])}
     weights |= {"weight_hh": torch.cat([gru[name]["kernel"].T for name in ("hr", "hz", "hn")])}
     weights |= {"bias_ih": torch.cat([gru[name]["bias"] for name in ("ir", "iz", "in")])}
-    weights |= {"bias_hh": torch.cat([torch.zeros(256), gru["hn"]["bias"]])}  # two biases that are added would be one too many
-    return torch.func.functional_call(CELL, weights, (features, state if torch.is_tensor(state) else torch.tensor(state)))
+    weights |= {
+        "bias_hh": torch.cat([torch.zeros(256), gru["hn"]["bias"]])
+    }  # two biases that are added would be one too many
+    return torch.func.functional_call(
+        CELL, weights, (features, state if torch.is_tensor(state) else torch.tensor(state))
+    )
 
 
 def heads(params, hidden):
@@ -84,7 +91,9 @@ def follow(args, run):
     rows, size = (args.num_steps, args.num_envs), args.num_steps * args.num_envs
     noise = np.asarray(jax.random.gumbel(noise_key, (*rows, env.num_actions)))
     step_keys = jax.random.split(step_key, rows)
-    fresh = jax.device_get(jax.jit(jax.vmap(env.reset_env, (0, None)))(jax.random.split(reset_key, size), env_params))
+    fresh = jax.device_get(
+        jax.jit(jax.vmap(env.reset_env, (0, None)))(jax.random.split(reset_key, size), env_params)
+    )
     step, is_cut = jax.jit(env.step_env), jax.jit(env.is_truncated)
     params, world, rollout = tensors(run["agent"]["params"]), run["world"], []
     for t in range(args.num_steps):
@@ -92,22 +101,41 @@ def follow(args, run):
         for e in range(args.num_envs):
             hidden = remember(params, world["obs"][e : e + 1], world["state"][e : e + 1])
             (log_probs,), (value,) = (x.numpy() for x in heads(params, hidden))
-            action, state = int((log_probs + noise[t, e]).argmax()), jax.tree.map(lambda x, e=e: x[e], world["env_state"])
+            action, state = (
+                int((log_probs + noise[t, e]).argmax()),
+                jax.tree.map(lambda x, e=e: x[e], world["env_state"]),
+            )
             answers = jax.device_get(step(step_keys[t, e], state, action, env_params))
             next_obs, next_state, reward, terminated, _ = answers
             truncated = bool(is_cut(next_state, env_params))
             next_value = heads(params, remember(params, next_obs[None], hidden))[1].numpy()[0]
             total, length = world["episode_return"][e] + reward, world["episode_length"][e] + 1
-            columns = (world["obs"][e], action, log_probs[action], value, reward, bool(terminated), truncated, next_value)
+            columns = (
+                world["obs"][e],
+                action,
+                log_probs[action],
+                value,
+                reward,
+                bool(terminated),
+                truncated,
+                next_value,
+            )
             row.append((*columns, total, length))
             is_over = terminated or truncated
             begins = jax.tree.map(lambda x, at=t * args.num_envs + e: x[at], fresh)
             obs, next_state = begins if is_over else (next_obs, next_state)
-            kept = dict(episode_return=np.float32(total * (not is_over)), episode_length=np.float32(length * (not is_over)))
-            new.append(kept | dict(env_state=next_state, obs=obs, state=hidden[0].numpy() * (not is_over)))
+            kept = dict(
+                episode_return=np.float32(total * (not is_over)),
+                episode_length=np.float32(length * (not is_over)),
+            )
+            new.append(
+                kept | dict(env_state=next_state, obs=obs, state=hidden[0].numpy() * (not is_over))
+            )
         world = jax.tree.map(lambda *x: np.stack(x), *new)
         rollout.append([np.stack(column) for column in zip(*row, strict=True)])
-    bits = np.asarray(jax.random.bits(order_key, (args.update_epochs, args.num_envs))).astype(np.uint64)
+    bits = np.asarray(jax.random.bits(order_key, (args.update_epochs, args.num_envs))).astype(
+        np.uint64
+    )
     orders = np.argsort(bits >> (args.num_envs - 1).bit_length(), axis=1, kind="stable")
     return [np.stack(column) for column in zip(*rollout, strict=True)], world, orders
 
@@ -118,21 +146,32 @@ def learn(args, run, adam, params, rollout, orders):
     is_over = terminated | truncated
     advantages = advantages_of(args, values, next_values, rewards, terminated, is_over)
     returns, total = advantages + values, args.total_timesteps // advantages.size
-    rate = args.learning_rate * (1 - args.anneal_lr * (int(run["global_step"]) // advantages.size) / total)
+    rate = args.learning_rate * (
+        1 - args.anneal_lr * (int(run["global_step"]) // advantages.size) / total
+    )
     adam.param_groups[0]["lr"] = rate
     clipfracs, did = [], dict(ratio=0, value=0, norm=0)
     for order in orders:
         for mb in order.reshape(args.num_minibatches, -1):
             mb_columns = [x[:, mb] for x in (actions, logprobs, values, advantages, returns)]
             b_actions, b_logprobs, b_values, b_advantages, b_returns = map(torch.tensor, mb_columns)
-            log_probs, value, _ = unroll(params, obs[:, mb], is_over[:, mb], run["world"]["state"][mb])
+            log_probs, value, _ = unroll(
+                params, obs[:, mb], is_over[:, mb], run["world"]["state"][mb]
+            )
             ratio = (log_probs.gather(2, b_actions[..., None])[..., 0] - b_logprobs).exp()
             if args.norm_adv:
-                b_advantages = (b_advantages - b_advantages.mean()) / (b_advantages.std(correction=0) + 1e-8)
+                b_advantages = (b_advantages - b_advantages.mean()) / (
+                    b_advantages.std(correction=0) + 1e-8
+                )
             near = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
             gain = torch.minimum(ratio * b_advantages, near * b_advantages)
-            error, near_value = (value - b_returns) ** 2, b_values + (value - b_values).clamp(-args.clip_coef, args.clip_coef)
-            worse = torch.maximum(error, (near_value - b_returns) ** 2) if args.clip_vloss else error
+            error, near_value = (
+                (value - b_returns) ** 2,
+                b_values + (value - b_values).clamp(-args.clip_coef, args.clip_coef),
+            )
+            worse = (
+                torch.maximum(error, (near_value - b_returns) ** 2) if args.clip_vloss else error
+            )
             entropy = torch.distributions.Categorical(logits=log_probs).entropy().mean()
             policy_loss, value_loss = -gain.mean(), worse.mean() / 2
             adam.zero_grad()
@@ -143,16 +182,52 @@ def learn(args, run, adam, params, rollout, orders):
             did["ratio"] += int((gain < ratio * b_advantages).sum())
             did["value"] += int((worse > error).sum())
             did["norm"] += int(norm > args.max_grad_norm)
-    metrics = {"value_loss": value_loss, "policy_loss": policy_loss, "entropy": entropy, "clipfrac": np.mean(clipfracs)}
+    metrics = {
+        "value_loss": value_loss,
+        "policy_loss": policy_loss,
+        "entropy": entropy,
+        "clipfrac": np.mean(clipfracs),
+    }
     metrics |= {"old_approx_kl": -ratio.log().mean(), "approx_kl": (ratio - 1 - ratio.log()).mean()}
     metrics |= {"explained_variance": 1 - advantages.var() / returns.var()}
     metrics = {f"losses/{name}": float(torch.as_tensor(x).detach()) for name, x in metrics.items()}
     return metrics | {"charts/learning_rate": rate}, did
 
 
-WATCHED = ("--env-id", "GymnaxProbe/RandomEnds-v0", "--num-envs", 6, "--num-steps", 16, "--num-minibatches", 2)
-WATCHED = (*WATCHED, "--update-epochs", 3, "--total-timesteps", 4 * 96, "--learning-rate", 0.004, "--gamma", 0.9)
-WATCHED = (*WATCHED, "--gae-lambda", 0.7, "--clip-coef", 0.05, "--vf-coef", 0.7, "--ent-coef", 0.3, "--max-grad-norm", 0.4)
+WATCHED = (
+    "--env-id",
+    "GymnaxProbe/RandomEnds-v0",
+    "--num-envs",
+    6,
+    "--num-steps",
+    16,
+    "--num-minibatches",
+    2,
+)
+WATCHED = (
+    *WATCHED,
+    "--update-epochs",
+    3,
+    "--total-timesteps",
+    4 * 96,
+    "--learning-rate",
+    0.004,
+    "--gamma",
+    0.9,
+)
+WATCHED = (
+    *WATCHED,
+    "--gae-lambda",
+    0.7,
+    "--clip-coef",
+    0.05,
+    "--vf-coef",
+    0.7,
+    "--ent-coef",
+    0.3,
+    "--max-grad-norm",
+    0.4,
+)
 
 
 @functools.cache
@@ -171,9 +246,13 @@ def test_core_1_and_lstm_3_episodes_and_what_is_remembered_of_them(file, tmp_pat
     """The world after an iteration, its memories, and every end in it, are those of agent and environments, stepped one by one
     from the world before."""
     _, states, logs, followed = watch(file)
-    for after, (_, (is_over, returns, lengths)), (rollout, world, _) in zip(states[1:], logs, followed, strict=True):
+    for after, (_, (is_over, returns, lengths)), (rollout, world, _) in zip(
+        states[1:], logs, followed, strict=True
+    ):
         terminated, truncated, total, length = (rollout[i] for i in (5, 6, 8, 9))
-        assert (terminated & ~truncated).sum() > 5 and (truncated & ~terminated).sum() > 5, "both ends"
+        assert (terminated & ~truncated).sum() > 5 and (truncated & ~terminated).sum() > 5, (
+            "both ends"
+        )
         np.testing.assert_array_equal(is_over, terminated | truncated)
         np.testing.assert_allclose(returns[is_over], total[is_over], atol=1e-5)
         np.testing.assert_array_equal(lengths[is_over], length[is_over])
@@ -188,7 +267,11 @@ def test_core_1_and_lstm_3_episodes_and_what_is_remembered_of_them(file, tmp_pat
 def test_core_2_and_lstm_1_orthogonal_weights_and_zero_biases(file, tmp_path):
     _, states, _, _ = watch(file)
     params = states[0]["agent"]["params"]["params"]
-    layers = [(params["network"]["Dense_0"], 2**0.5), (params["actor"], 0.01), (params["critic"], 1.0)]
+    layers = [
+        (params["network"]["Dense_0"], 2**0.5),
+        (params["actor"], 0.01),
+        (params["critic"], 1.0),
+    ]
     for layer, gain in layers + [(layer, 1.0) for layer in params["gru"].values()]:
         weight = layer["kernel"] if np.subtract(*layer["kernel"].shape) <= 0 else layer["kernel"].T
         np.testing.assert_allclose(weight @ weight.T, gain**2 * np.eye(len(weight)), atol=1e-5)
@@ -198,34 +281,57 @@ def test_core_2_and_lstm_1_orthogonal_weights_and_zero_biases(file, tmp_path):
 
 def test_lstm_2_zero_state_at_the_start(file, tmp_path):
     _, states, _, _ = watch(file)
-    assert states[0]["world"]["state"].shape == (6, 128) and np.abs(states[0]["world"]["state"]).max() == 0
-    assert np.abs(states[1]["world"]["state"]).max() > 0, "a rollout goes on from where the last one was"
+    assert (
+        states[0]["world"]["state"].shape == (6, 128)
+        and np.abs(states[0]["world"]["state"]).max() == 0
+    )
+    assert np.abs(states[1]["world"]["state"]).max() > 0, (
+        "a rollout goes on from where the last one was"
+    )
 
 
-OTHER_FLAGS = pytest.param(("--no-norm-adv", "--no-clip-vloss", "--no-anneal-lr"), marks=pytest.mark.slow)
+OTHER_FLAGS = pytest.param(
+    ("--no-norm-adv", "--no-clip-vloss", "--no-anneal-lr"), marks=pytest.mark.slow
+)
 
 
 @pytest.mark.parametrize("flags", [(), OTHER_FLAGS])
-def test_core_3_to_12_and_lstm_4_to_5_an_iteration_is_that_of_a_slow_reference(file, tmp_path, flags):
+def test_core_3_to_12_and_lstm_4_to_5_an_iteration_is_that_of_a_slow_reference(
+    file, tmp_path, flags
+):
     """Advantages, minibatches of whole environments, states rebuilt from the rollout's start, losses, gradients and Adam's
     steps, in two iterations."""
     args, states, logs, followed = watch(file, *flags)
     params = tensors(states[0]["agent"]["params"])
     adam = torch.optim.Adam(jax.tree.leaves(params), eps=1e-5)
-    for before, after, (metrics, _), (rollout, _, orders) in zip(states[:-1], states[1:], logs, followed, strict=True):
-        with torch.no_grad():  # each iteration from where the program was, so that rounding does not add up
-            for mine, its in zip(jax.tree.leaves(params), leaves(before["agent"]["params"]), strict=True):
+    for before, after, (metrics, _), (rollout, _, orders) in zip(
+        states[:-1], states[1:], logs, followed, strict=True
+    ):
+        with (
+            torch.no_grad()
+        ):  # each iteration from where the program was, so that rounding does not add up
+            for mine, its in zip(
+                jax.tree.leaves(params), leaves(before["agent"]["params"]), strict=True
+            ):
                 mine.copy_(torch.tensor(its))
-        assert len({tuple(order) for order in [*orders, range(6)]}) == 4, "a new order in each epoch"
+        assert len({tuple(order) for order in [*orders, range(6)]}) == 4, (
+            "a new order in each epoch"
+        )
         expected, did = learn(args, before, adam, params, rollout, orders)
-        assert did["ratio"] > 10 and did["norm"] > 2 and (did["value"] > 20) == args.clip_vloss, "the clips must matter"
+        assert did["ratio"] > 10 and did["norm"] > 2 and (did["value"] > 20) == args.clip_vloss, (
+            "the clips must matter"
+        )
         assert metrics.keys() == expected.keys()
         for name, value in expected.items():
             assert metrics[name] == pytest.approx(value, rel=2e-4, abs=2e-5), name
-        for got, wanted in zip(leaves(after["agent"]["params"]), jax.tree.leaves(params), strict=True):
+        for got, wanted in zip(
+            leaves(after["agent"]["params"]), jax.tree.leaves(params), strict=True
+        ):
             np.testing.assert_allclose(got, wanted.detach().numpy(), atol=1e-5)
     assert expected["charts/learning_rate"] == pytest.approx(0.004 if flags else 0.003)
-    assert np.abs(before["world"]["state"]).max() > 0.01, "the second iteration begins with memories"
+    assert np.abs(before["world"]["state"]).max() > 0.01, (
+        "the second iteration begins with memories"
+    )
 
 
 # the agent by itself
@@ -235,7 +341,12 @@ def agent_of(file):
     """The file's agent, and weights for it."""
     agent = runpy.run_path(str(file))["Agent"](2)
     init = jax.jit(
-        lambda: agent.init(jax.random.key(1), np.zeros((1, 1, 1), np.float32), False, np.zeros((1, 128), np.float32))
+        lambda: agent.init(
+            jax.random.key(1),
+            np.zeros((1, 1, 1), np.float32),
+            False,
+            np.zeros((1, 128), np.float32),
+        )
     )
     return agent, compiled_quickly(lambda: jax.device_get(init()))
 
@@ -243,7 +354,10 @@ def agent_of(file):
 def test_lstm_3_many_steps_at_once_are_one_by_one(file, tmp_path):
     agent, params = agent_of(file)
     rng = np.random.default_rng(1)
-    obs, state = rng.standard_normal((12, 4, 1)).astype(np.float32), rng.standard_normal((4, 128)).astype(np.float32)
+    obs, state = (
+        rng.standard_normal((12, 4, 1)).astype(np.float32),
+        rng.standard_normal((4, 128)).astype(np.float32),
+    )
     apply = lambda *inputs: compiled_quickly(lambda: jax.jit(agent.apply)(params, *inputs))  # noqa: E731
     for ends in (rng.random((12, 4)) < 0.3, np.zeros((12, 4), bool), np.ones((12, 4), bool)):
         expected = unroll(tensors(params), obs, ends, state)
@@ -271,7 +385,9 @@ def test_lstm_3_nothing_leaks_across_an_end(file, tmp_path):
 def test_rnn_1_images_are_remembered_too(file, tmp_path):
     """The network for images is shared too, and of a size that fits; only shapes are computed here."""
     agent, obs = runpy.run_path(str(file))["Agent"](6), np.zeros((5, 3, 10, 10, 4), bool)
-    shapes = lambda: agent.init_with_output(jax.random.key(1), obs, False, np.zeros((3, 128), np.float32))  # noqa: E731
+    shapes = lambda: agent.init_with_output(
+        jax.random.key(1), obs, False, np.zeros((3, 128), np.float32)
+    )  # noqa: E731
     (log_probs, value, after), params = jax.eval_shape(shapes)
     assert (log_probs.shape, value.shape, after.shape) == ((5, 3, 6), (5, 3), (3, 128))
     assert {*params["params"]} == {"network", "gru", "actor", "critic"}
@@ -286,26 +402,46 @@ def test_loaded_policy_remembers_until_the_end(file, tmp_path):
     rng = np.random.default_rng(1)
     obs, is_last = rng.standard_normal((40, 4, 1)).astype(np.float32), rng.random((40, 4)) < 0.2
     likely, _, _ = unroll(tensors(params), obs, is_last, np.zeros((4, 128), np.float32))
-    forgetful, _, _ = unroll(tensors(params), obs, np.ones_like(is_last), np.zeros((4, 128), np.float32))
+    forgetful, _, _ = unroll(
+        tensors(params), obs, np.ones_like(is_last), np.zeros((4, 128), np.float32)
+    )
     expected = likely.argmax(-1).numpy() + 3
     assert (forgetful.argmax(-1).numpy() + 3 != expected).mean() > 0.05, "memory must matter"
     envs = SimpleNamespace(num_envs=4, single_observation_space=gym.spaces.Box(-1, 1, (1,)))
     envs.single_action_space = gym.spaces.Discrete(2, start=3)
     for _ in range(2):  # a policy loaded later knows nothing of what an earlier one saw
         policy = names["load_policy"]({"agent": {"params": params}}, envs)
-        np.testing.assert_array_equal([policy(x, ends) for x, ends in zip(obs, is_last, strict=True)], expected)
+        np.testing.assert_array_equal(
+            [policy(x, ends) for x, ends in zip(obs, is_last, strict=True)], expected
+        )
 
 
 # known answers
 
-PROBE_FLAGS = ("--num-envs", 16, "--num-steps", 16, "--learning-rate", 0.003, "--ent-coef", 0, "--no-clip-vloss")
+PROBE_FLAGS = (
+    "--num-envs",
+    16,
+    "--num-steps",
+    16,
+    "--learning-rate",
+    0.003,
+    "--ent-coef",
+    0,
+    "--no-clip-vloss",
+)
 
 
 def last_hundred(run):
     return np.mean([value for _, value in scalars(run)["charts/episodic_return"]][-100:])
 
 
-RECALL = ("--env-id", "tests.gymnax_probes:GymnaxProbe/Recall-v0", *PROBE_FLAGS, "--total-timesteps", 10_240)
+RECALL = (
+    "--env-id",
+    "tests.gymnax_probes:GymnaxProbe/Recall-v0",
+    *PROBE_FLAGS,
+    "--total-timesteps",
+    10_240,
+)
 
 
 def test_remembers_the_first_observation(file, tmp_path):
@@ -323,7 +459,13 @@ def test_without_memory_it_is_not_learned(file, tmp_path):
 @pytest.mark.slow
 def test_rnn_2_a_cut_is_bootstrapped_by_one_who_remembers(file, tmp_path):
     """Without the memory, the last observation of a cut episode would be worth 0, and the first half as much."""
-    flags = ("--env-id", "tests.gymnax_probes:GymnaxProbe/RecallAcrossACut-v0", *PROBE_FLAGS, "--total-timesteps", 40_960)
+    flags = (
+        "--env-id",
+        "tests.gymnax_probes:GymnaxProbe/RecallAcrossACut-v0",
+        *PROBE_FLAGS,
+        "--total-timesteps",
+        40_960,
+    )
     names = train(file, tmp_path, *flags, "--gamma", 0.5)
     params = tensors(jax.tree.map(lambda x: x[0], jax.device_get(names["runs"]["agent"]["params"])))
     obs = np.float32([[[1, 0], [-1, 0]], [[0, 1], [0, 1]]])
@@ -333,10 +475,18 @@ def test_rnn_2_a_cut_is_bootstrapped_by_one_who_remembers(file, tmp_path):
 
 @pytest.mark.slow
 def test_values_of_a_probe(file, tmp_path):
-    flags = ("--env-id", "tests.gymnax_probes:GymnaxProbe/Discounting-v0", *PROBE_FLAGS, "--total-timesteps", 20_480)
+    flags = (
+        "--env-id",
+        "tests.gymnax_probes:GymnaxProbe/Discounting-v0",
+        *PROBE_FLAGS,
+        "--total-timesteps",
+        20_480,
+    )
     names = train(file, tmp_path, *flags, "--gamma", 0.5)
     params = tensors(jax.tree.map(lambda x: x[0], jax.device_get(names["runs"]["agent"]["params"])))
-    _, values, _ = unroll(params, np.float32([[[0]], [[1]]]), np.zeros((2, 1), bool), np.zeros((1, 128), np.float32))
+    _, values, _ = unroll(
+        params, np.float32([[[0]], [[1]]]), np.zeros((2, 1), bool), np.zeros((1, 128), np.float32)
+    )
     assert values.flatten().tolist() == pytest.approx([0.5, 1], abs=0.1)
 
 
@@ -360,9 +510,14 @@ def test_rnn_3_memories_go_on_after_an_interruption(file, tmp_path):
         whole, part = halfway(file, tmp_path / f"{len(few)}", *flags, *few)
         assert len(runs_of(whole)) == (2 if few else 1)
         for a, b in zip(runs_of(whole), runs_of(part), strict=True):
-            assert about(a)["args"]["seed"] == about(b)["args"]["seed"] and read_checkpoint(b)["global_step"] == 4 * 64
+            assert (
+                about(a)["args"]["seed"] == about(b)["args"]["seed"]
+                and read_checkpoint(b)["global_step"] == 4 * 64
+            )
             assert np.abs(read_checkpoint(b)["world"]["state"]).max() > 0
-            shutil.copy(next(a.glob("events*")), b)  # the curves had gone on, which is to be forgotten
+            shutil.copy(
+                next(a.glob("events*")), b
+            )  # the curves had gone on, which is to be forgotten
         train(file, tmp_path, "--resume", *runs_of(part))
         for a, b in zip(runs_of(whole), runs_of(part), strict=True):
             assert a.name == b.name and same(read_checkpoint(a), read_checkpoint(b))

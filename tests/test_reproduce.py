@@ -15,8 +15,28 @@ from cleanrl_utils import reproduce
 from tests.harness import PPO, ROOT, about, only_run, read_checkpoint, same, scalars, train
 from tests.test_packaging import needs_uv
 
-FLAGS = ["--seed", 3, "--total-timesteps", 1024, "--num-envs", 3, "--num-steps", 64, "--no-anneal-lr", "--target-kl", 0.02]
-FLAGS += ["--exp-name", "it's $HOME; -x", "--learning-rate", 0.0012345678901234567, "--no-cuda", "--ent-coef", -0.001]
+FLAGS = [
+    "--seed",
+    3,
+    "--total-timesteps",
+    1024,
+    "--num-envs",
+    3,
+    "--num-steps",
+    64,
+    "--no-anneal-lr",
+    "--target-kl",
+    0.02,
+]
+FLAGS += [
+    "--exp-name",
+    "it's $HOME; -x",
+    "--learning-rate",
+    0.0012345678901234567,
+    "--no-cuda",
+    "--ent-coef",
+    -0.001,
+]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +49,12 @@ def run(tmp_path_factory):
 
 
 def printed(folder):
-    done = subprocess.run([sys.executable, "-m", "cleanrl_utils.reproduce", folder], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "cleanrl_utils.reproduce", folder],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0 and not done.stderr, done.stderr
     return done.stdout.splitlines()
 
@@ -42,7 +67,11 @@ def write(folder, **entries):
         "tags": [],
         "commit": "0" * 40,
     }
-    proper |= {"device": "x86_64", "python": "3.11.7", "packages": {"torch": "2.13.0+cpu", "numpy": "2.3.4"}}
+    proper |= {
+        "device": "x86_64",
+        "python": "3.11.7",
+        "packages": {"torch": "2.13.0+cpu", "numpy": "2.3.4"},
+    }
     folder.mkdir(exist_ok=True)
     (folder / "run.json").write_text(json.dumps(proper | entries))
     return folder
@@ -59,7 +88,9 @@ def execute(lines, folder):
     (folder / "words").unlink(missing_ok=True)
     environment = {"PATH": f"{folder / 'bin'}:/usr/bin:/bin"}
     subprocess.run(["bash", "-e", "-c", "\n".join(lines)], cwd=folder, env=environment, check=True)
-    return [command.split("\0")[:-1] for command in (folder / "words").read_text().split("\n\0")[:-1]]
+    return [
+        command.split("\0")[:-1] for command in (folder / "words").read_text().split("\n\0")[:-1]
+    ]
 
 
 def test_printed_command_makes_the_same_run(run, tmp_path):
@@ -67,16 +98,26 @@ def test_printed_command_makes_the_same_run(run, tmp_path):
     (tmp_path / "cleanrl").symlink_to(ROOT / "cleanrl")
     (tmp_path / reproduce.ENVIRONMENT).symlink_to(sys.prefix)
     *_, command = printed(run)
-    assert command.startswith("WANDB_TAGS=") and " --no-anneal-lr " in command and "--resume" not in command
+    assert (
+        command.startswith("WANDB_TAGS=")
+        and " --no-anneal-lr " in command
+        and "--resume" not in command
+    )
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     again = only_run(tmp_path)
-    assert about(again)["args"] == about(run)["args"] and about(again)["tags"] == about(run)["tags"] == [
+    assert about(again)["args"] == about(run)["args"] and about(again)["tags"] == about(run)[
+        "tags"
+    ] == [
         "v1-2-gabc",
         "it's $HOME",
     ]
     first, second = scalars(run), scalars(again)
-    assert first.keys() == second.keys() and len(first["charts/episodic_return"]) > 10 and len(first["losses/value_loss"]) == 5
+    assert (
+        first.keys() == second.keys()
+        and len(first["charts/episodic_return"]) > 10
+        and len(first["losses/value_loss"]) == 5
+    )
     assert [name for name in first if name != "charts/SPS" and first[name] != second[name]] == []
     assert same(read_checkpoint(run), read_checkpoint(again))
 
@@ -84,16 +125,28 @@ def test_printed_command_makes_the_same_run(run, tmp_path):
 def test_commit_and_versions_are_those_of_the_run(run, tmp_path):
     lines = printed(run)
     told = about(run)
-    assert f"git checkout --detach {told['commit']}" in lines and f"uv venv --python {told['python']} .venv-reproduce" in lines
+    assert (
+        f"git checkout --detach {told['commit']}" in lines
+        and f"uv venv --python {told['python']} .venv-reproduce" in lines
+    )
     assert lines[0] == f"# CartPole-v1 with ppo.py, seed 3, on {told['device']}"
-    versions = lines[lines.index("cat > .venv-reproduce/versions.txt << 'EOF'") + 1 : lines.index("EOF")]
+    versions = lines[
+        lines.index("cat > .venv-reproduce/versions.txt << 'EOF'") + 1 : lines.index("EOF")
+    ]
     known = {f"{name}=={version.partition('+')[0]}" for name, version in told["packages"].items()}
     assert set(versions) == known and len(known) > 50
     git, venv, install, python = execute(lines, tmp_path)
-    assert git[:4] == ["git", "checkout", "--detach", told["commit"]] and venv[:3] == ["uv", "venv", "--python"]
+    assert git[:4] == ["git", "checkout", "--detach", told["commit"]] and venv[:3] == [
+        "uv",
+        "venv",
+        "--python",
+    ]
     assert install[-3:-1] == ["--requirements", "cleanrl/ppo.py"] and "--constraints" in install
     assert (tmp_path / ".venv-reproduce/versions.txt").read_text().splitlines() == versions
-    assert python[:4] == ["python", "cleanrl/ppo.py", "--exp-name", "it's $HOME; -x"] and python[-1] == "v1-2-gabc,it's $HOME"
+    assert (
+        python[:4] == ["python", "cleanrl/ppo.py", "--exp-name", "it's $HOME; -x"]
+        and python[-1] == "v1-2-gabc,it's $HOME"
+    )
 
 
 @needs_uv
@@ -102,11 +155,19 @@ def test_commit_and_versions_are_those_of_the_run(run, tmp_path):
 def test_all_printed_commands_in_a_clone(run, tmp_path):
     """A new environment, filled by uv: the recorded versions are in it, and the run is the same."""
     subprocess.run(["git", "clone", "--quiet", ROOT, tmp_path / "clone"], check=True)
-    environment = os.environ | {"UV_FIND_LINKS": os.environ.get("PIP_FIND_LINKS", ""), "PYTHONPATH": ""}
+    environment = os.environ | {
+        "UV_FIND_LINKS": os.environ.get("PIP_FIND_LINKS", ""),
+        "PYTHONPATH": "",
+    }
     environment["PATH"] = f"{ROOT / '.uv/bin'}{os.pathsep}{environment['PATH']}"
     script = "\n".join(printed(run))
     done = subprocess.run(
-        ["bash", "-e"], input=script, cwd=tmp_path / "clone", env=environment, capture_output=True, text=True
+        ["bash", "-e"],
+        input=script,
+        cwd=tmp_path / "clone",
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     again = only_run(tmp_path / "clone")
@@ -117,23 +178,50 @@ def test_all_printed_commands_in_a_clone(run, tmp_path):
 
 PLAIN = st.text(st.characters(exclude_categories=("C", "Z")) | st.just(" "), max_size=12)
 NASTY = st.sampled_from(
-    ["'; touch owned; '", "$(touch owned)", "`touch owned`", '"', "\\", "a\\'", "-x", "--seed=5", "!!", "#", "~", ""]
+    [
+        "'; touch owned; '",
+        "$(touch owned)",
+        "`touch owned`",
+        '"',
+        "\\",
+        "a\\'",
+        "-x",
+        "--seed=5",
+        "!!",
+        "#",
+        "~",
+        "",
+    ]
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(texts=st.lists(PLAIN | NASTY, min_size=4, max_size=4))
 def test_no_text_breaks_out_of_its_quotes(tmp_path, texts):
     """The shell hands over each text as it is, and to the flag that it belongs to."""
     name, project, entity, tag = texts
-    args = {"exp_name": name, "env_id": "CartPole-v1", "seed": 2, "wandb_project_name": project, "wandb_entity": entity}
+    args = {
+        "exp_name": name,
+        "env_id": "CartPole-v1",
+        "seed": 2,
+        "wandb_project_name": project,
+        "wandb_entity": entity,
+    }
     lines = list(reproduce.commands(write(tmp_path / "run", args=args, tags=[tag])))
     folder = tmp_path / "work"
     folder.mkdir(exist_ok=True)
     *_, words = execute(lines, folder)
-    flags = " ".join(f"--{word}" for word in ("exp-name", "wandb-project-name", "wandb-entity")).split()
+    flags = " ".join(
+        f"--{word}" for word in ("exp-name", "wandb-project-name", "wandb-entity")
+    ).split()
     for flag, text in zip(flags, (name, project, entity), strict=True):
-        assert f"{flag}={text}" in words if text.startswith("-") else words[words.index(flag) + 1] == text
+        assert (
+            f"{flag}={text}" in words
+            if text.startswith("-")
+            else words[words.index(flag) + 1] == text
+        )
     assert words[-1] == (tag if tag else "") and not list(tmp_path.rglob("owned"))
 
 
@@ -151,12 +239,18 @@ def test_flags_of_every_type(tmp_path):
         "resume": "z",
     }
     *_, words = execute(list(reproduce.commands(write(tmp_path / "run", args=args))), tmp_path)
-    assert words[2:-1] == [*"--env-id x --seed 0 --a --no-b-c --e 1e-05 --f=-2 --g 1".split(), "x y", "--h"]
+    assert words[2:-1] == [
+        *"--env-id x --seed 0 --a --no-b-c --e 1e-05 --f=-2 --g 1".split(),
+        "x y",
+        "--h",
+    ]
 
 
 def test_processes_that_learned_together_do_so_again(tmp_path):
     run = write(tmp_path / "run", file="ppo_atari_multigpu.py", world_size=3)
-    assert printed(run)[-1].startswith(".venv-reproduce/bin/torchrun --nproc-per-node 3 cleanrl/ppo_atari_multigpu.py ")
+    assert printed(run)[-1].startswith(
+        ".venv-reproduce/bin/torchrun --nproc-per-node 3 cleanrl/ppo_atari_multigpu.py "
+    )
 
 
 def test_packages_are_only_names_and_versions(tmp_path):
@@ -167,11 +261,27 @@ def test_packages_are_only_names_and_versions(tmp_path):
         "b": "1; touch owned",
         "c": "1\nEOF\ntouch owned",
     }
-    nasty |= {"EOF\ntouch owned\n": "1", "d": None, "e": "-r x", "f": "$(touch owned)", "-r": "1", "g": {"x": 1}}
-    lines = list(reproduce.commands(write(tmp_path / "run", packages={"torch": "2.13.0+cpu", **nasty, "ray": "2.60.0rc1"})))
+    nasty |= {
+        "EOF\ntouch owned\n": "1",
+        "d": None,
+        "e": "-r x",
+        "f": "$(touch owned)",
+        "-r": "1",
+        "g": {"x": 1},
+    }
+    lines = list(
+        reproduce.commands(
+            write(tmp_path / "run", packages={"torch": "2.13.0+cpu", **nasty, "ray": "2.60.0rc1"})
+        )
+    )
     execute(lines, tmp_path)
-    assert (tmp_path / ".venv-reproduce/versions.txt").read_text() == "ray==2.60.0rc1\ntorch==2.13.0\n"
-    assert "# without 11 that have no proper name or version" in lines and not (tmp_path / "owned").exists()
+    assert (
+        tmp_path / ".venv-reproduce/versions.txt"
+    ).read_text() == "ray==2.60.0rc1\ntorch==2.13.0\n"
+    assert (
+        "# without 11 that have no proper name or version" in lines
+        and not (tmp_path / "owned").exists()
+    )
 
 
 ARGS = {"env_id": "CartPole-v1", "seed": 1, "exp_name": "ppo"}
@@ -210,7 +320,11 @@ def test_damaged_or_hostile_runs_are_one_line(tmp_path, monkeypatch, capsys, ent
     with pytest.raises(SystemExit) as refusal:
         reproduce.main()
     problem = refusal.value.code
-    assert "is not the folder of a run: run.json: " in problem and words in problem and problem.isprintable(), problem
+    assert (
+        "is not the folder of a run: run.json: " in problem
+        and words in problem
+        and problem.isprintable()
+    ), problem
     assert capsys.readouterr().out == "", "nothing is printed that someone could run"
 
 
@@ -219,15 +333,31 @@ def test_no_run_is_one_line(tmp_path, text):
     if text is not None:
         (tmp_path / "run.json").write_text(text)
     done = subprocess.run(
-        [sys.executable, "-m", "cleanrl_utils.reproduce", tmp_path], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-m", "cleanrl_utils.reproduce", tmp_path],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
-    assert done.returncode == 1 and done.stdout == "" and re.fullmatch(r".* is not the folder of a run: .*\n", done.stderr)
+    assert (
+        done.returncode == 1
+        and done.stdout == ""
+        and re.fullmatch(r".* is not the folder of a run: .*\n", done.stderr)
+    )
 
 
 def test_what_to_know_is_said(tmp_path):
-    lines = list(reproduce.commands(write(tmp_path, file="mine.py", commit="", args=ARGS | {"env_id": "my_module:Env-v0"})))
-    assert "# there is no cleanrl/mine.py in this checkout: the commit must have it, or you" in lines
-    assert "# beware: the part of the environment's id before the colon is a module that the run imports" in lines
+    lines = list(
+        reproduce.commands(
+            write(tmp_path, file="mine.py", commit="", args=ARGS | {"env_id": "my_module:Env-v0"})
+        )
+    )
+    assert (
+        "# there is no cleanrl/mine.py in this checkout: the commit must have it, or you" in lines
+    )
+    assert (
+        "# beware: the part of the environment's id before the colon is a module that the run imports"
+        in lines
+    )
     assert "# the run was not made in a git checkout, so that its code is not known" in lines
     assert not [line for line in lines if line.startswith("git")]
     assert Path(tmp_path, "run.json").exists()

@@ -28,7 +28,9 @@ def test_export_takes_every_episode(results, tmp_path):
     rows = (folder / "ppo" / "CartPole-v1__2.csv").read_text().splitlines()
     assert rows[0] == "step,episodic_return,seconds"
     exported = [tuple(map(float, row.split(",")[:2])) for row in rows[1:]]
-    assert exported == scalars(folder / "runs" / "2")["charts/episodic_return"] and len(exported) > 20
+    assert (
+        exported == scalars(folder / "runs" / "2")["charts/episodic_return"] and len(exported) > 20
+    )
     seconds = [float(row.split(",")[2]) for row in rows[1:]]
     assert seconds == sorted(seconds) and 0 <= seconds[0] <= seconds[-1] < 600
 
@@ -47,11 +49,15 @@ def test_export_takes_every_episode(results, tmp_path):
 
 def test_of_many_episodes_the_first_are_means(results):
     export, _, _ = results
-    episodes = np.stack([np.arange(7100.0), np.random.default_rng(1).random(7100), np.arange(7100.0) / 10], axis=1)
+    episodes = np.stack(
+        [np.arange(7100.0), np.random.default_rng(1).random(7100), np.arange(7100.0) / 10], axis=1
+    )
     thinned = np.array(export.thin(episodes))
     assert thinned.shape == (2100, 3)
     np.testing.assert_array_equal(thinned[-100:], episodes[-100:], "what counts in the table")
-    np.testing.assert_allclose(np.average(thinned[:-100], axis=0, weights=[4] * 1000 + [3] * 1000), episodes[:-100].mean(0))
+    np.testing.assert_allclose(
+        np.average(thinned[:-100], axis=0, weights=[4] * 1000 + [3] * 1000), episodes[:-100].mean(0)
+    )
     assert (np.diff(thinned[:, 0]) > 0).all()
     np.testing.assert_array_equal(export.thin(episodes[:2100]), episodes[:2100])
 
@@ -59,7 +65,16 @@ def test_of_many_episodes_the_first_are_means(results):
 def test_a_run_that_was_cut_is_taken_on_request_and_called_so(results, tmp_path):
     """It logs every 100 steps: at 400 of 402 it is finished, at 400 of 1000 it is not."""
     export, report, folder = results
-    flags = ("--env-id", "Pendulum-v1", "--learning-starts", 200, "--total-timesteps", 402, "--batch-size", 16)
+    flags = (
+        "--env-id",
+        "Pendulum-v1",
+        "--learning-starts",
+        200,
+        "--total-timesteps",
+        402,
+        "--batch-size",
+        16,
+    )
     train(FILES["ddpg_continuous_action"], tmp_path, *flags)
     report.PUBLISHED["ddpg_continuous_action"] = {"Pendulum-v1": "none"}
     export.export("ddpg_continuous_action", folder / "runs")
@@ -73,7 +88,9 @@ def test_a_run_that_was_cut_is_taken_on_request_and_called_so(results, tmp_path)
     with pytest.raises(SystemExit, match="tfevents"):
         export.export("ddpg_continuous_action", folder / "runs")
     export.export("ddpg_continuous_action", folder / "runs", partial=True)
-    returns = [float(f"{value:g}") for _, value in scalars(only_run(tmp_path))["charts/episodic_return"]]
+    returns = [
+        float(f"{value:g}") for _, value in scalars(only_run(tmp_path))["charts/episodic_return"]
+    ]
     mean = np.mean(returns)
     row = f"| Pendulum-v1, the first 0.00M of 0.001M steps | {mean:.2f} (one seed) | {mean:.1f} | none |"
     assert row in report.table("ddpg_continuous_action")
@@ -85,10 +102,13 @@ def test_report_counts_the_last_hundred_episodes(results):
     for env_id in report.PUBLISHED["ppo"]:
         for seed, last in ((1, 10), (2, 20)):
             rows = [f"{10 * i},{0 if i < 50 else last},{i}" for i in range(150)]
-            (folder / "ppo" / f"{env_id}__{seed}.csv").write_text("\n".join(["step,episodic_return,seconds", *rows]))
+            (folder / "ppo" / f"{env_id}__{seed}.csv").write_text(
+                "\n".join(["step,episodic_return,seconds", *rows])
+            )
     assert "| CartPole-v1 | 15.00 ± 5.00 | 10.0, 20.0 | 490.04 ± 6.12 |" in report.table("ppo")
     told = {
-        f"CartPole-v1__{seed}": {"steps": steps, "args": {"total_timesteps": 500_000}} for seed, steps in ((1, 3e5), (2, 5e5))
+        f"CartPole-v1__{seed}": {"steps": steps, "args": {"total_timesteps": 500_000}}
+        for seed, steps in ((1, 3e5), (2, 5e5))
     }
     (folder / "ppo" / "runs.json").write_text(json.dumps(told))
     row = "| CartPole-v1 | 15.00 ± 5.00 | 10.0 (the first 0.30M of 0.5M steps), 20.0 | 490.04 ± 6.12 |"
@@ -99,7 +119,10 @@ def test_report_counts_the_last_hundred_episodes(results):
     assert row in report.table("ppo"), "none came to the end, one much further than the other"
     told["CartPole-v1__2"]["steps"] = 3.2e5
     (folder / "ppo" / "runs.json").write_text(json.dumps(told))
-    assert "| CartPole-v1, the first 0.30M of 0.5M steps | 15.00 ± 5.00 | 10.0, 20.0 |" in report.table("ppo")
+    assert (
+        "| CartPole-v1, the first 0.30M of 0.5M steps | 15.00 ± 5.00 | 10.0, 20.0 |"
+        in report.table("ppo")
+    )
     report.plot("ppo", folder / "ppo.png")
     assert (folder / "ppo.png").stat().st_size > 10_000
 
@@ -110,5 +133,7 @@ def test_many_seeds_side_by_side():
     flags = dict(total_timesteps=2000, learning_starts=1000, buffer_size=1000, batch_size=16)
     returns = many_seeds.train("dqn_jax", "CartPole-v1", 2, **flags)
     assert len(returns) == 2 and returns[0] != returns[1]
-    assert all(8 <= length <= 500 for episodes in returns for length in episodes)  # a step of CartPole pays 1
+    assert all(
+        8 <= length <= 500 for episodes in returns for length in episodes
+    )  # a step of CartPole pays 1
     assert all(1000 < sum(episodes) <= 2000 for episodes in returns)

@@ -32,22 +32,49 @@ HOSTILE = '<script>hacked=1</script>"><img src=x onerror="hacked=1">|`[a](javasc
 
 
 def make_run(
-    folder, seed, returns, *, tags=(), env_id="CartPole-v1", exp_name="ppo", name=None, until=TOTAL, start=1e9, **flags
+    folder,
+    seed,
+    returns,
+    *,
+    tags=(),
+    env_id="CartPole-v1",
+    exp_name="ppo",
+    name=None,
+    until=TOTAL,
+    start=1e9,
+    **flags,
 ):
     """A run as ppo.py leaves it: returns are those of its episodes, evenly spread over the steps."""
     run = folder / (name or f"{env_id.replace('/', '-')}__{exp_name}__{seed}__{int(start)}")
     run.mkdir(parents=True)
-    args = {"exp_name": exp_name, "seed": seed, "env_id": env_id, "total_timesteps": TOTAL, "learning_rate": 2.5e-4} | flags
-    about = {"file": "ppo.py", "args": args, "tags": list(tags), "start_time": start, "commit": "c0ffee", "python": "3.11"}
+    args = {
+        "exp_name": exp_name,
+        "seed": seed,
+        "env_id": env_id,
+        "total_timesteps": TOTAL,
+        "learning_rate": 2.5e-4,
+    } | flags
+    about = {
+        "file": "ppo.py",
+        "args": args,
+        "tags": list(tags),
+        "start_time": start,
+        "commit": "c0ffee",
+        "python": "3.11",
+    }
     (run / "run.json").write_text(json.dumps(about | {"packages": {"torch": "2.13.0"}}))
     writer = EventFileWriter(str(run))
-    writer.add_event(Event(wall_time=start, step=1, session_log=SessionLog(status=SessionLog.START)))
+    writer.add_event(
+        Event(wall_time=start, step=1, session_log=SessionLog(status=SessionLog.START))
+    )
     scalars = [(step, "charts/SPS", 1000) for step in range(500, until + 1, 500)]
     steps = np.linspace(until, 10, len(returns)).astype(int)[::-1]
     scalars += zip(steps, ["charts/episodic_return"] * len(returns), returns, strict=True)
     for step, tag, value in sorted(scalars, key=lambda x: x[0]):
         value = Summary.Value(tag=tag, simple_value=float(value))
-        writer.add_event(Event(wall_time=start + step / 1000, step=int(step), summary=Summary(value=[value])))
+        writer.add_event(
+            Event(wall_time=start + step / 1000, step=int(step), summary=Summary(value=[value]))
+        )
     writer.close()
     return run
 
@@ -95,7 +122,12 @@ def read_csv(path):
 @pytest.fixture
 def two_sides(tmp_path):
     make_sides(
-        tmp_path / "runs", {"v1": [100, 102, 104, 101, 103], "v2": [50, 52, 54, 51, 53], "v3": [101, 103, 99, 104, 102]}
+        tmp_path / "runs",
+        {
+            "v1": [100, 102, 104, 101, 103],
+            "v2": [50, 52, 54, 51, 53],
+            "v3": [101, 103, 99, 104, 102],
+        },
     )
     return tmp_path
 
@@ -106,20 +138,35 @@ def test_a_worse_side_is_told_apart_and_the_same_is_not(two_sides):
     table = (two_sides / "compare.md").read_text()
     assert "| CartPole-v1 | ppo v1 | 5 | 102.00 ± 1.41 |  |  |" in table
     assert (
-        "| CartPole-v1 | ppo v2 | 5 | 52.00 ± 1.41 | -50.00 [-52.31, -47.69] | worse than ppo v1, outside the noise |" in table
+        "| CartPole-v1 | ppo v2 | 5 | 52.00 ± 1.41 | -50.00 [-52.31, -47.69] | worse than ppo v1, outside the noise |"
+        in table
     )
-    assert "CartPole-v1: ppo v2 - ppo v1 = -50.00 [-52.31, -47.69]: worse than ppo v1, outside the noise" in done.stdout
-    same = re.search(r"ppo v3 - ppo v1 = (\S+) \[(\S+), (\S+)\]: within the noise; if it is real, (.*)$", done.stdout, re.M)
-    assert same and float(same[2]) < 0 < float(same[3]) and "seeds a side would settle it" in same[4]
-    assert (two_sides / "compare.png").read_bytes().startswith(b"\x89PNG") and not (two_sides / "compare.html").exists()
+    assert (
+        "CartPole-v1: ppo v2 - ppo v1 = -50.00 [-52.31, -47.69]: worse than ppo v1, outside the noise"
+        in done.stdout
+    )
+    same = re.search(
+        r"ppo v3 - ppo v1 = (\S+) \[(\S+), (\S+)\]: within the noise; if it is real, (.*)$",
+        done.stdout,
+        re.M,
+    )
+    assert (
+        same and float(same[2]) < 0 < float(same[3]) and "seeds a side would settle it" in same[4]
+    )
+    assert (two_sides / "compare.png").read_bytes().startswith(b"\x89PNG") and not (
+        two_sides / "compare.html"
+    ).exists()
     row = read_csv(two_sides / "compare.csv")[1]
     assert (row["environment"], row["side"], row["seeds"]) == ("CartPole-v1", "ppo v2", "5")
-    assert [float(row[name]) for name in ("mean", "std", "difference", "low", "high")] == pytest.approx(
-        [52, 2**0.5, -50, -52.306, -47.694], abs=1e-3
-    )
+    assert [
+        float(row[name]) for name in ("mean", "std", "difference", "low", "high")
+    ] == pytest.approx([52, 2**0.5, -50, -52.306, -47.694], abs=1e-3)
     assert row["in_words"] == "worse than ppo v1, outside the noise"
     rows = read_csv(two_sides / "compare-runs.csv")
-    assert [(row["side"], row["seed"], row["counts"]) for row in rows[:2]] == [("ppo v1", "1", "yes"), ("ppo v1", "2", "yes")]
+    assert [(row["side"], row["seed"], row["counts"]) for row in rows[:2]] == [
+        ("ppo v1", "1", "yes"),
+        ("ppo v1", "2", "yes"),
+    ]
     assert float(rows[0]["final_return"]) == pytest.approx(100) and len(rows) == 15
 
 
@@ -128,10 +175,14 @@ def test_the_known_command_and_the_later_form_say_the_same(two_sides):
         two_sides, *"--exp-name ppo --tags v1 v2 --env-ids CartPole-v1 Acrobot-v1 --output-filename known.png".split(),
         *"--scan-history --metric-last-n-average-window 100 --report".split(),
     )  # fmt: skip
-    later = rlops(two_sides, "--filters", "ppo?tag=v1", "ppo?tag=v2", "--output-filename", "later.png")
+    later = rlops(
+        two_sides, "--filters", "ppo?tag=v1", "ppo?tag=v2", "--output-filename", "later.png"
+    )
     assert known.returncode == later.returncode == 0, known.stderr + later.stderr
     assert (two_sides / "known.md").read_text() == (two_sides / "later.md").read_text()
-    assert known.stdout.endswith("written: known.png, known.md, known.csv, known-runs.csv, known.html\n")
+    assert known.stdout.endswith(
+        "written: known.png, known.md, known.csv, known-runs.csv, known.html\n"
+    )
     assert (two_sides / "known.html").stat().st_size > 20_000
 
 
@@ -141,8 +192,16 @@ def test_filters_take_flags_captions_and_common_parts(tmp_path):
     sides = ["ppo?norm-adv=True&cl=on", "ppo?norm_adv=False"]
     done = rlops(tmp_path, "--filters", "?ceik=env_id&cen=exp_name&metric=charts/SPS", *sides)
     assert done.returncode == 0, done.stderr
-    rows = {(row["side"], row["seed"]): row["final_return"] for row in read_csv(tmp_path / "compare-runs.csv")}
-    assert set(rows) == {("on", "1"), ("on", "2"), ("ppo norm_adv=False", "1"), ("ppo norm_adv=False", "2")}
+    rows = {
+        (row["side"], row["seed"]): row["final_return"]
+        for row in read_csv(tmp_path / "compare-runs.csv")
+    }
+    assert set(rows) == {
+        ("on", "1"),
+        ("on", "2"),
+        ("ppo norm_adv=False", "1"),
+        ("ppo norm_adv=False", "2"),
+    }
     assert set(rows.values()) == {"1000"}  # the metric that was asked for
     assert "| norm_adv | True | False |" in (tmp_path / "compare.md").read_text()
 
@@ -168,11 +227,18 @@ def test_every_run_that_does_not_count_is_named(two_sides):
     (runs / "no-run").mkdir()
     done = rlops(two_sides, "--exp-name", "ppo", "--tags", "v1", "v2", "--report")
     notes = done.stderr
-    assert done.returncode == 0 and "| ppo v1 | 7 | 102.00" in (two_sides / "compare.md").read_text()
+    assert (
+        done.returncode == 0 and "| ppo v1 | 7 | 102.00" in (two_sides / "compare.md").read_text()
+    )
     assert "note: ppo v1: short got to step 9,000 of 20,000" in notes
     assert "note: ppo v1: empty has no charts/episodic_return: left out\n" in notes
-    assert "note: ppo v1: diverged diverged: a return at step 19,933 is no number: left out\n" in notes
-    assert "note: ppo v1: first-try is an earlier run of the same seed as CartPole-v1__ppo__1__1000000001: left out\n" in notes
+    assert (
+        "note: ppo v1: diverged diverged: a return at step 19,933 is no number: left out\n" in notes
+    )
+    assert (
+        "note: ppo v1: first-try is an earlier run of the same seed as CartPole-v1__ppo__1__1000000001: left out\n"
+        in notes
+    )
     assert (
         f"note: ppo v1: broken: {path.name} breaks off in the middle of a record" in notes
     )  # but it got to the end: it counts
@@ -180,7 +246,16 @@ def test_every_run_that_does_not_count_is_named(two_sides):
     assert "note: unreadable was not read: run.json: Expecting property name" in notes
     assert "note: no-run was not read: it has no run.json\n" in notes
     page, table = (two_sides / "compare.html").read_text(), (two_sides / "compare.md").read_text()
-    for name in ("short", "empty", "diverged", "first-try", "broken", "few", "unreadable", "no-run"):
+    for name in (
+        "short",
+        "empty",
+        "diverged",
+        "first-try",
+        "broken",
+        "few",
+        "unreadable",
+        "no-run",
+    ):
         assert name in page and name in table, name
     assert {row["run"] for row in read_csv(two_sides / "compare-runs.csv") if row["counts"] == "no"} == {
         "short", "empty", "diverged", "first-try",
@@ -200,11 +275,25 @@ def test_a_single_seed_is_no_proof(tmp_path):
 def test_runs_of_a_single_episode_are_enough(tmp_path):
     for env_id, step in (("CartPole-v1", TOTAL), ("Acrobot-v1", 10)):
         for tag in ("v1", "v2"):
-            run = make_run(tmp_path / "runs", 1, [7], tags=[tag], env_id=env_id, name=f"{env_id} {tag}", until=step)
-            text = (run / "run.json").read_text().replace(f'"total_timesteps": {TOTAL}', f'"total_timesteps": {step}')
+            run = make_run(
+                tmp_path / "runs",
+                1,
+                [7],
+                tags=[tag],
+                env_id=env_id,
+                name=f"{env_id} {tag}",
+                until=step,
+            )
+            text = (
+                (run / "run.json")
+                .read_text()
+                .replace(f'"total_timesteps": {TOTAL}', f'"total_timesteps": {step}')
+            )
             (run / "run.json").write_text(text)
     done = rlops(tmp_path, "--exp-name", "ppo", "--tags", "v1", "v2", "--report")
-    assert done.returncode == 0 and done.stdout.count("a single seed shows no noise") == 3, done.stderr
+    assert done.returncode == 0 and done.stdout.count("a single seed shows no noise") == 3, (
+        done.stderr
+    )
     assert done.stderr.count("has only 1 episodes") == 4 == done.stderr.count("\n")
 
 
@@ -218,10 +307,21 @@ def test_sides_without_a_run_that_counts_are_said_so(tmp_path):
 
 def test_atari_is_measured_by_random_play_and_humans(tmp_path):
     for env_id in ("BreakoutNoFrameskip-v4", "ALE/Pong-v5"):
-        make_sides(tmp_path / "runs", {"v1": [1.7, 1.7]} if "Breakout" in env_id else {"v1": [-20.7, -20.7]}, env_id=env_id)
-        make_sides(tmp_path / "runs", {"v2": [30.5, 30.5]} if "Breakout" in env_id else {"v2": [14.6, 14.6]}, env_id=env_id)
+        make_sides(
+            tmp_path / "runs",
+            {"v1": [1.7, 1.7]} if "Breakout" in env_id else {"v1": [-20.7, -20.7]},
+            env_id=env_id,
+        )
+        make_sides(
+            tmp_path / "runs",
+            {"v2": [30.5, 30.5]} if "Breakout" in env_id else {"v2": [14.6, 14.6]},
+            env_id=env_id,
+        )
     done = rlops(tmp_path, "--exp-name", "ppo", "--tags", "v1", "v2")
-    assert "Scores are 0 for random play and 1 for a human, as published: ALE/Pong-v5, BreakoutNoFrameskip-v4." in done.stdout
+    assert (
+        "Scores are 0 for random play and 1 for a human, as published: ALE/Pong-v5, BreakoutNoFrameskip-v4."
+        in done.stdout
+    )
     v1, v2 = re.findall(r"^ppo v\d +(\S+) \S+ \S+ .*$", done.stdout, re.M)
     assert (abs(float(v1)), float(v2)) == (0, 1)
     assert "mean score of 2 environments: ppo v2 - ppo v1 = 1.00" in done.stdout
@@ -230,10 +330,16 @@ def test_atari_is_measured_by_random_play_and_humans(tmp_path):
 @pytest.mark.parametrize(
     "words, said",
     [
-        ("--exp-name ppo --tags v1 nope", "no run of ppo nope in runs: there is ppo v1, ppo v2, ppo v3"),
+        (
+            "--exp-name ppo --tags v1 nope",
+            "no run of ppo nope in runs: there is ppo v1, ppo v2, ppo v3",
+        ),
         ("--exp-name ppo --filters ppo", "give --filters, or --exp-name and --tags, not both"),
         ("--tags v1", "--tags needs --exp-name: whose runs?"),
-        ("--filters ppo?tag=v1 ppo?tag=v1", "two sides are called ppo v1: tell them apart with cl="),
+        (
+            "--filters ppo?tag=v1 ppo?tag=v1",
+            "two sides are called ppo v1: tell them apart with cl=",
+        ),
         (
             "--filters ppo?ceik=gym_id",
             "ppo?ceik=gym_id: environments are told by env_id and experiments by exp_name, no others",
@@ -255,7 +361,11 @@ def test_bad_command_lines_are_one_clear_line(two_sides, words, said):
 def test_what_cannot_be_written_is_one_clear_line(two_sides):
     (two_sides / "compare.md").mkdir()
     done = rlops(two_sides, "--exp-name", "ppo", "--tags", "v1", "v2")
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", "cannot write compare.md: Is a directory\n")
+    assert (done.returncode, done.stdout, done.stderr) == (
+        1,
+        "",
+        "cannot write compare.md: Is a directory\n",
+    )
 
 
 def test_without_matplotlib_it_says_what_to_install():
@@ -263,12 +373,19 @@ def test_without_matplotlib_it_says_what_to_install():
     hide += "importlib.util.find_spec = lambda name, *rest: None if name == 'matplotlib' else find(name, *rest); "
     hide += "sys.argv = ['rlops']; runpy.run_module('cleanrl_utils.rlops', run_name='__main__')"
     done = subprocess.run([sys.executable, "-c", hide], cwd=ROOT, capture_output=True, text=True)
-    assert done.stderr == "rlops draws with matplotlib: install the extra docs, as in pip install 'cleanrl[docs]'\n"
+    assert (
+        done.stderr
+        == "rlops draws with matplotlib: install the extra docs, as in pip install 'cleanrl[docs]'\n"
+    )
 
 
 def test_weights_and_biases_out_of_reach_is_one_clear_line(tmp_path):
     words = "--exp-name ppo --tags a b --wandb-project-name cleanrl --wandb-entity openrlbenchmark"
-    away = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": "0" * 40, "WANDB_HTTP_TIMEOUT": "2"}
+    away = {
+        "WANDB_BASE_URL": "http://127.0.0.1:9",
+        "WANDB_API_KEY": "0" * 40,
+        "WANDB_HTTP_TIMEOUT": "2",
+    }
     done = start(tmp_path, *words.split(), **away)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith("cannot read ppo a from Weights & Biases: ")
@@ -287,20 +404,46 @@ class WandbServer(BaseHTTPRequestHandler):
             data = {}
         elif kind[1] in ("Viewer", "GetDefaultEntity"):
             teams = {"edges": []}
-            data = {"viewer": {"id": "1", "entity": "me", "username": "me", "email": "", "flags": "{}", "teams": teams}}
+            data = {
+                "viewer": {
+                    "id": "1",
+                    "entity": "me",
+                    "username": "me",
+                    "email": "",
+                    "flags": "{}",
+                    "teams": teams,
+                }
+            }
         elif kind[1] == "Runs":
-            self.server.asked.append((variables["entity"], variables["project"], json.loads(variables["filters"])))
-            tag = [part["tags"] for part in json.loads(variables["filters"])["$and"] if "tags" in part]
-            edges = [{"cursor": name, "node": node} for name, (node, _) in runs.items() if node["tags"] == tag]
+            self.server.asked.append(
+                (variables["entity"], variables["project"], json.loads(variables["filters"]))
+            )
+            tag = [
+                part["tags"] for part in json.loads(variables["filters"])["$and"] if "tags" in part
+            ]
+            edges = [
+                {"cursor": name, "node": node}
+                for name, (node, _) in runs.items()
+                if node["tags"] == tag
+            ]
             page = {"endCursor": None, "hasNextPage": False}
-            listed = {"internalId": "1", "runCount": len(edges), "readOnly": False, "runs": {"edges": edges, "pageInfo": page}}
+            listed = {
+                "internalId": "1",
+                "runCount": len(edges),
+                "readOnly": False,
+                "runs": {"edges": edges, "pageInfo": page},
+            }
             data = {"project": listed}
         else:
             history = runs[variables.get("name") or variables.get("run") or variables["runName"]][1]
             keys = {"lastStep": len(history) - 1, "keys": {key: {} for key in history[0]}}
             live = {"parquetUrls": [], "liveData": history}
             sample = history if kind[1] == "SampledHistoryPage" else history[::10]
-            data = {"project": {"run": {"historyKeys": keys, "parquetHistory": live, "sampledHistory": [sample]}}}
+            data = {
+                "project": {
+                    "run": {"historyKeys": keys, "parquetHistory": live, "sampledHistory": [sample]}
+                }
+            }
         answer = json.dumps({"data": data}).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
@@ -315,16 +458,39 @@ class WandbServer(BaseHTTPRequestHandler):
 
 def make_wandb_run(tag, seed, final, state="finished"):
     flags = {"exp_name": "ppo", "env_id": "CartPole-v1", "seed": seed, "total_timesteps": TOTAL}
-    name, summary = f"{tag}{seed}", {"global_step": TOTAL if state == "finished" else 9000, "_timestamp": 1e9}
+    name, summary = (
+        f"{tag}{seed}",
+        {"global_step": TOTAL if state == "finished" else 9000, "_timestamp": 1e9},
+    )
     node = dict.fromkeys("sweepName group jobType description notes systemMetrics".split())
-    node |= {"id": name, "internalId": name, "projectId": "1", "tags": [tag], "name": name, "displayName": f"run {name}"}
-    node |= {"state": state, "config": json.dumps({key: {"value": value} for key, value in flags.items()}), "commit": "c0ffee"}
-    node |= {"readOnly": False, "createdAt": "2026-01-01T00:00:00Z", "heartbeatAt": "2026-01-01T00:00:00Z"}
-    node |= {"summaryMetrics": json.dumps(summary), "historyLineCount": 300, "user": {"name": "me", "username": "me"}}
+    node |= {
+        "id": name,
+        "internalId": name,
+        "projectId": "1",
+        "tags": [tag],
+        "name": name,
+        "displayName": f"run {name}",
+    }
+    node |= {
+        "state": state,
+        "config": json.dumps({key: {"value": value} for key, value in flags.items()}),
+        "commit": "c0ffee",
+    }
+    node |= {
+        "readOnly": False,
+        "createdAt": "2026-01-01T00:00:00Z",
+        "heartbeatAt": "2026-01-01T00:00:00Z",
+    }
+    node |= {
+        "summaryMetrics": json.dumps(summary),
+        "historyLineCount": 300,
+        "user": {"name": "me", "username": "me"},
+    }
     steps = np.linspace(10, summary["global_step"], 300).astype(int).tolist()
     rows = zip(steps, curve(final).tolist(), strict=True)
     history = [
-        {"_step": i, "global_step": s, "charts/episodic_return": r, "_runtime": s / 1000} for i, (s, r) in enumerate(rows)
+        {"_step": i, "global_step": s, "charts/episodic_return": r, "_runtime": s / 1000}
+        for i, (s, r) in enumerate(rows)
     ]
     return name, (node, history)
 
@@ -332,7 +498,10 @@ def make_wandb_run(tag, seed, final, state="finished"):
 def test_weights_and_biases_through_its_own_client(tmp_path):
     server = ThreadingHTTPServer(("127.0.0.1", 0), WandbServer)
     finals = {"v1": [100, 102, 104], "v2": [50, 52, 54]}
-    server.asked, server.runs = [], dict(make_wandb_run(tag, i, x) for tag in finals for i, x in enumerate(finals[tag]))
+    server.asked, server.runs = (
+        [],
+        dict(make_wandb_run(tag, i, x) for tag in finals for i, x in enumerate(finals[tag])),
+    )
     server.runs |= dict([make_wandb_run("v2", 9, 400, state="crashed")])
     threading.Thread(target=server.serve_forever, daemon=True).start()
     here = {"WANDB_BASE_URL": f"http://127.0.0.1:{server.server_port}", "WANDB_API_KEY": "0" * 40}
@@ -345,40 +514,84 @@ def test_weights_and_biases_through_its_own_client(tmp_path):
         server.shutdown()
         server.server_close()
     assert whole.returncode == sampled.returncode == 0, whole.stderr + sampled.stderr
-    conditions = [{"config.exp_name.value": "ppo"}, {"tags": "v1"}, {"config.env_id.value": {"$in": ["CartPole-v1"]}}]
+    conditions = [
+        {"config.exp_name.value": "ppo"},
+        {"tags": "v1"},
+        {"config.env_id.value": {"$in": ["CartPole-v1"]}},
+    ]
     assert server.asked[0] == ("us", "cleanrl", {"$and": conditions}) and len(server.asked) == 4
-    assert "ppo v2 - ppo v1 = -50.00" in whole.stdout and "worse than ppo v1, outside the noise" in whole.stdout
+    assert (
+        "ppo v2 - ppo v1 = -50.00" in whole.stdout
+        and "worse than ppo v1, outside the noise" in whole.stdout
+    )
     assert "note: ppo v2: run v29 is crashed, at step 9,000 of 20,000: left out" in whole.stderr
     assert [row["episodes"] for row in rows] == ["300"] * 7 and rows[0]["final_return"] == "100"
     assert {row["episodes"] for row in read_csv(tmp_path / "sampled-runs.csv")} == {"30"}
-    links = [attrs["href"] for tag, attrs in Tags((tmp_path / "compare.html").read_text()).found if tag == "a"]
-    assert links[0] == f"http://127.0.0.1:{server.server_port}/us/cleanrl/runs/v10" and len(links) == 7
+    links = [
+        attrs["href"]
+        for tag, attrs in Tags((tmp_path / "compare.html").read_text()).found
+        if tag == "a"
+    ]
+    assert (
+        links[0] == f"http://127.0.0.1:{server.server_port}/us/cleanrl/runs/v10" and len(links) == 7
+    )
 
 
 def test_60_runs_of_a_million_steps(tmp_path):
     """Read and reported in 30 seconds and 2 GB: the event file is ppo.py's own, with as many events or more."""
     pytest.importorskip("resource")  # not on Windows
-    losses = "value_loss policy_loss entropy old_approx_kl approx_kl clipfrac explained_variance".split()
+    losses = (
+        "value_loss policy_loss entropy old_approx_kl approx_kl clipfrac explained_variance".split()
+    )
     per_iteration = ["charts/learning_rate", "charts/SPS", *(f"losses/{name}" for name in losses)]
     with SummaryWriter(tmp_path / "one", purge_step=1) as writer:
         for iteration in range(1, 1954):
             for i in range(3):  # CartPole-v1 has 2437 episodes in a million steps
-                writer.add_scalar("charts/episodic_return", min(iteration, 500), 512 * iteration - 500 + i)
-                writer.add_scalar("charts/episodic_length", min(iteration, 500), 512 * iteration - 500 + i)
+                writer.add_scalar(
+                    "charts/episodic_return", min(iteration, 500), 512 * iteration - 500 + i
+                )
+                writer.add_scalar(
+                    "charts/episodic_length", min(iteration, 500), 512 * iteration - 500 + i
+                )
             for name in per_iteration:
                 writer.add_scalar(name, iteration, 512 * iteration)
     (events,) = (tmp_path / "one").iterdir()
     for k in range(60):
-        env_id, tag = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0")[k % 3], ("v1", "v2")[k // 3 % 2]
-        run = make_run(tmp_path / "runs", k // 6, [], tags=[tag], env_id=env_id, start=1e9 + k, total_timesteps=1_000_000)
+        env_id, tag = (
+            ("CartPole-v1", "Acrobot-v1", "MountainCar-v0")[k % 3],
+            ("v1", "v2")[k // 3 % 2],
+        )
+        run = make_run(
+            tmp_path / "runs",
+            k // 6,
+            [],
+            tags=[tag],
+            env_id=env_id,
+            start=1e9 + k,
+            total_timesteps=1_000_000,
+        )
         for path in run.glob("events*"):
             path.unlink()
         shutil.copy(events, run)
-    command = [sys.executable, "-m", "cleanrl_utils.rlops", "--exp-name", "ppo", "--tags", "v1", "v2", "--report"]
+    command = [
+        sys.executable,
+        "-m",
+        "cleanrl_utils.rlops",
+        "--exp-name",
+        "ppo",
+        "--tags",
+        "v1",
+        "v2",
+        "--report",
+    ]
     measured = "import resource as r, subprocess as s, sys; s.run(sys.argv[1:]); print(*r.getrusage(r.RUSAGE_CHILDREN)[:3])"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", measured, *command], cwd=tmp_path, env=environment, capture_output=True, text=True
+        [sys.executable, "-c", measured, *command],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     user_time, system_time, most_memory = map(float, done.stdout.split()[-3:])
     assert done.returncode == 0 and done.stderr == "", done.stderr
@@ -397,10 +610,16 @@ def test_a_bug_put_in_on_purpose_is_told_apart(tmp_path):
     (tmp_path / "bug").mkdir()
     (tmp_path / "bug" / "ppo.py").write_text(source.replace(line, "if False:"))
     flags = "--env-id small_rewards:SmallRewards-v1 --total-timesteps 50000 --seed".split()
-    for tag, file, first in (("v1", PPO, 1), ("v2", tmp_path / "bug" / "ppo.py", 1), ("v1-again", PPO, 6)):
+    for tag, file, first in (
+        ("v1", PPO, 1),
+        ("v2", tmp_path / "bug" / "ppo.py", 1),
+        ("v1-again", PPO, 6),
+    ):
         environment = os.environ | {"WANDB_TAGS": tag, "PYTHONPATH": str(ROOT / "docs" / "rlops")}
         for seed in range(first, first + 5):
-            subprocess.run([sys.executable, file, *flags, str(seed)], cwd=tmp_path, env=environment, check=True)
+            subprocess.run(
+                [sys.executable, file, *flags, str(seed)], cwd=tmp_path, env=environment, check=True
+            )
     done = rlops(tmp_path, "--exp-name", "ppo", "--tags", "v1", "v2", "v1-again")
     assert re.search(r"ppo v2 - ppo v1 = .*: worse than ppo v1, outside the noise", done.stdout)
     assert re.search(r"ppo v1-again - ppo v1 = .*: within the noise", done.stdout)
@@ -423,7 +642,9 @@ def make_hostile(folder):
         for seed in (1, 2):
             name = f"{hostile[:80]} {side[0]} {seed}"
             flags = {"learning_rate": HOSTILE + side[0], HOSTILE + side[0]: 1}
-            run = make_run(folder, seed, curve(final), tags=side, env_id=HOSTILE, name=name, **flags)
+            run = make_run(
+                folder, seed, curve(final), tags=side, env_id=HOSTILE, name=name, **flags
+            )
             (run / "videos").mkdir()
             (run / "videos" / f"{hostile[:60]}.mp4").write_bytes(b"no video")
     (folder.parent / "secret").write_text("what lies elsewhere stays there")
@@ -434,16 +655,27 @@ def make_hostile(folder):
 
 def test_hostile_runs_bring_no_tags_and_no_control_characters(tmp_path):
     make_hostile(tmp_path / "runs")
-    done = rlops(tmp_path, "--filters", "ppo?tag=v1", f"ppo?tag=v2&cl={HOSTILE.replace('&', '')}", "--report")
+    done = rlops(
+        tmp_path, "--filters", "ppo?tag=v1", f"ppo?tag=v2&cl={HOSTILE.replace('&', '')}", "--report"
+    )
     assert done.returncode == 0, done.stderr
-    page, table, rows = ((tmp_path / f"compare{kind}").read_text() for kind in (".html", ".md", "-runs.csv"))
+    page, table, rows = (
+        (tmp_path / f"compare{kind}").read_text() for kind in (".html", ".md", "-runs.csv")
+    )
     assert "\x1b" not in done.stdout + done.stderr + page + table + rows
     tags = Tags(page).found
-    assert [attrs.get("type") for tag, attrs in tags if tag == "script"] == ["application/json", None]
-    assert not [tag for tag, attrs in tags if tag == "img" or any(name.startswith("on") for name in attrs)]
+    assert [attrs.get("type") for tag, attrs in tags if tag == "script"] == [
+        "application/json",
+        None,
+    ]
+    assert not [
+        tag for tag, attrs in tags if tag == "img" or any(name.startswith("on") for name in attrs)
+    ]
     assert all(re.match(r"[\w%.~/-]+$", attrs["href"]) for tag, attrs in tags if tag == "a")
     assert not re.search(r"(?<!\\)<script|(?<!\\)\]\(javascript", table)
-    videos = [base64.b64decode(attrs["src"].partition(",")[2]) for tag, attrs in tags if tag == "video"]
+    videos = [
+        base64.b64decode(attrs["src"].partition(",")[2]) for tag, attrs in tags if tag == "video"
+    ]
     assert videos == [b"no video", b"no video"]  # and not what the link leads to
 
 
@@ -454,10 +686,16 @@ def test_hostile_runs_do_nothing_in_a_browser(tmp_path):
     with Browser((tmp_path / "compare.html").as_uri(), width=375) as page:
         page.wait_for("document.querySelectorAll('path.mean').length == 4")
         assert page.evaluate("typeof hacked") == "undefined"
-        assert page.evaluate("document.querySelector('figcaption').textContent").startswith("<script>hacked=1</script>")
+        assert page.evaluate("document.querySelector('figcaption').textContent").startswith(
+            "<script>hacked=1</script>"
+        )
         assert page.evaluate("document.documentElement.scrollWidth") == 375
-        page.evaluate("const s = document.createElement('script'); s.textContent = 'hacked = 1'; document.body.append(s)")
-        assert page.evaluate("typeof hacked") == "undefined"  # the policy stops even what would get in
+        page.evaluate(
+            "const s = document.createElement('script'); s.textContent = 'hacked = 1'; document.body.append(s)"
+        )
+        assert (
+            page.evaluate("typeof hacked") == "undefined"
+        )  # the policy stops even what would get in
 
 
 @pytest.fixture(scope="module")
@@ -478,30 +716,50 @@ def page_of_two_sides(tmp_path_factory):
 @needs_chromium
 def test_page_is_drawn_and_answers(page_of_two_sides):
     with Browser(page_of_two_sides.as_uri()) as page:
-        page.wait_for("document.querySelectorAll('path.mean').length == 8")  # 2 environments, both, profile: 2 sides each
+        page.wait_for(
+            "document.querySelectorAll('path.mean').length == 8"
+        )  # 2 environments, both, profile: 2 sides each
         assert page.evaluate("document.title") == "ppo v1 against ppo v2"
         buttons = page.evaluate(
             "[...document.querySelectorAll('button')].map(b => b.textContent + b.getAttribute('aria-pressed'))"
         )
-        assert buttons == ["over stepstrue", "over timefalse", "ppo v1true", "ppo v2true", "seedstrue"]
+        assert buttons == [
+            "over stepstrue",
+            "over timefalse",
+            "ppo v1true",
+            "ppo v2true",
+            "seedstrue",
+        ]
         first = "document.querySelector('svg')"
         assert page.evaluate(f"{first}.lastChild.tagName") == "path"
-        assert page.evaluate(f"{first}.querySelectorAll('path[stroke-dasharray]').length") == 1  # the short run
+        assert (
+            page.evaluate(f"{first}.querySelectorAll('path[stroke-dasharray]').length") == 1
+        )  # the short run
         assert "20k" in page.evaluate(f"{first}.textContent")
 
         page.evaluate("document.querySelectorAll('button')[1].click()")
-        assert "15 s" in page.evaluate(f"{first}.textContent") and "20k" not in page.evaluate(f"{first}.textContent")
+        assert "15 s" in page.evaluate(f"{first}.textContent") and "20k" not in page.evaluate(
+            f"{first}.textContent"
+        )
         page.evaluate("document.querySelectorAll('button')[2].click()")
         assert page.evaluate("document.querySelectorAll('path.mean').length") == 4
-        page.evaluate("document.querySelectorAll('button')[2].click(); document.querySelectorAll('button')[0].click()")
+        page.evaluate(
+            "document.querySelectorAll('button')[2].click(); document.querySelectorAll('button')[0].click()"
+        )
         lines = page.evaluate(f"{first}.querySelectorAll('path').length")
         page.evaluate("document.querySelectorAll('button')[4].click()")
         assert page.evaluate(f"{first}.querySelectorAll('path').length") == 2 < lines
 
-        box = page.evaluate(f"(b => [b.left, b.top, b.width, b.height])({first}.getBoundingClientRect())")
+        box = page.evaluate(
+            f"(b => [b.left, b.top, b.width, b.height])({first}.getBoundingClientRect())"
+        )
         page.move_to(box[0] + box[2] - 8, box[1] + box[3] / 2)
         tip = page.evaluate("document.querySelector('.tip').innerText")
-        assert tip.startswith("20k\n") and re.search(r"ppo v1: 10\d", tip) and re.search(r"ppo v2: 5\d", tip)
+        assert (
+            tip.startswith("20k\n")
+            and re.search(r"ppo v1: 10\d", tip)
+            and re.search(r"ppo v2: 5\d", tip)
+        )
         page.move_to(2, 2)
         assert page.evaluate("document.querySelector('.tip').hidden")
         page.evaluate(f"{first}.focus()")
@@ -511,8 +769,12 @@ def test_page_is_drawn_and_answers(page_of_two_sides):
 
         page.wait_for("document.querySelector('video').readyState >= 1")
         assert page.evaluate("document.querySelector('video').videoWidth") == 64
-        links = page.evaluate("[...document.querySelectorAll('a')].map(a => a.getAttribute('href'))")
-        assert len(links) == 13 and all((page_of_two_sides.parent / link / "run.json").exists() for link in links)
+        links = page.evaluate(
+            "[...document.querySelectorAll('a')].map(a => a.getAttribute('href'))"
+        )
+        assert len(links) == 13 and all(
+            (page_of_two_sides.parent / link / "run.json").exists() for link in links
+        )
         assert page.requests[0] == page_of_two_sides.as_uri()
         assert all(url.startswith("data:") for url in page.requests[1:]) and page.errors == []
 
@@ -523,20 +785,35 @@ def test_page_is_drawn_and_answers(page_of_two_sides):
 def test_page_fits_the_screen_and_can_be_read(page_of_two_sides, width, dark):
     with Browser(page_of_two_sides.as_uri(), width=width, dark=dark) as page:
         page.wait_for("document.querySelectorAll('path.mean').length == 8")
-        assert page.evaluate("document.documentElement.scrollWidth") <= width  # nothing to scroll sideways
+        assert (
+            page.evaluate("document.documentElement.scrollWidth") <= width
+        )  # nothing to scroll sideways
         wide = "[...document.querySelectorAll('body *')].filter(e => e.getBoundingClientRect().right > innerWidth + 1).length"
         assert page.evaluate(wide) == 0
         cells = "[...document.querySelectorAll('td')].filter(td => td.textContent).map(td => td.clientWidth)"
-        assert width > 700 or min(page.evaluate(cells)) > 250  # on a phone a cell has a line of its own
+        assert (
+            width > 700 or min(page.evaluate(cells)) > 250
+        )  # on a phone a cell has a line of its own
         colours = "(s => [s.color, s.backgroundColor])(getComputedStyle(document.body))"
         text, paper = (luminance(colour) for colour in page.evaluate(colours))
         assert (text > paper) == dark and (max(text, paper) + 0.05) / (min(text, paper) + 0.05) > 7
-        lines = page.evaluate("[...document.querySelectorAll('path.mean')].map(p => getComputedStyle(p).stroke)")
-        assert min((max(x, paper) + 0.05) / (min(x, paper) + 0.05) for x in map(luminance, lines)) > 3
+        lines = page.evaluate(
+            "[...document.querySelectorAll('path.mean')].map(p => getComputedStyle(p).stroke)"
+        )
+        assert (
+            min((max(x, paper) + 0.05) / (min(x, paper) + 0.05) for x in map(luminance, lines)) > 3
+        )
         shown = page.evaluate("document.body.innerText")
-        assert "worse than ppo v1, outside the noise" in shown and "got to step 9,000 of 20,000" in shown
+        assert (
+            "worse than ppo v1, outside the noise" in shown
+            and "got to step 9,000 of 20,000" in shown
+        )
 
 
 def luminance(colour):
     parts = np.array([int(x) for x in re.findall(r"\d+", colour)[:3]]) / 255
-    return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4) @ [0.2126, 0.7152, 0.0722]
+    return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4) @ [
+        0.2126,
+        0.7152,
+        0.0722,
+    ]

@@ -28,7 +28,9 @@ def test_rpo_1_the_mean_is_shaken_in_learning_only(file, tmp_path):
 
     def look(names):
         shakes.append((names["shaken_mean"] - names["mean"]).detach())
-        expected = names["log_prob"](names["shaken_mean"], names["agent"].logstd, names["b_actions"][names["mb"]])
+        expected = names["log_prob"](
+            names["shaken_mean"], names["agent"].logstd, names["b_actions"][names["mb"]]
+        )
         torch.testing.assert_close(names["logratio"], expected - names["b_logprobs"][names["mb"]])
         mean = names["agent"].policy(names["b_obs"][names["mb"]])
         torch.testing.assert_close(mean, names["mean"], msg="the policy itself is not shaken")
@@ -37,19 +39,31 @@ def test_rpo_1_the_mean_is_shaken_in_learning_only(file, tmp_path):
             torch.testing.assert_close(acted, names["b_logprobs"][names["mb"]], atol=1e-5, rtol=0)
         first_ratios.append(names["ratio"].detach())
 
-    flags = ("--env-id", "Probe/ContinuousTarget-v0", *SMALL, "--total-timesteps", 960, "--rpo-alpha", 0.3)
+    flags = (
+        "--env-id",
+        "Probe/ContinuousTarget-v0",
+        *SMALL,
+        "--total-timesteps",
+        960,
+        "--rpo-alpha",
+        0.3,
+    )
     names = train(file, tmp_path, *flags, on_update=look)
     noise = torch.cat(shakes)
     assert len(noise.unique()) > 0.9 * noise.numel() and noise.abs().max() <= 0.3
     torch.testing.assert_close(noise.mean(0), torch.zeros(2), atol=0.02, rtol=0)
     torch.testing.assert_close(noise.std(0), torch.full((2,), 0.3 / 3**0.5), atol=0.01, rtol=0)
     assert (first_ratios[0] - 1).abs().max() > 0.01, "before the first update, too"
-    policy = names["load_policy"](torch.load(only_run(tmp_path) / "checkpoint.pt", weights_only=True), names["envs"])
+    policy = names["load_policy"](
+        torch.load(only_run(tmp_path) / "checkpoint.pt", weights_only=True), names["envs"]
+    )
     torch.manual_seed(0)
     one = policy(np.zeros((3, 1)), np.zeros(3, bool))
     torch.manual_seed(0)
     mean = names["agent"].policy(names["agent"].normalize(np.zeros((3, 1))))
-    np.testing.assert_allclose(one, names["sample"](mean, names["agent"].logstd).detach(), rtol=1e-6)
+    np.testing.assert_allclose(
+        one, names["sample"](mean, names["agent"].logstd).detach(), rtol=1e-6
+    )
 
 
 def test_without_noise_it_is_ppo(file, tmp_path):
@@ -58,8 +72,24 @@ def test_without_noise_it_is_ppo(file, tmp_path):
     for path, flags in {file: ("--rpo-alpha", 0), FILES["ppo_continuous_action"]: ()}.items():
         seen = losses.setdefault(path.stem, [])
         folder = tmp_path / path.stem
-        names = ("--env-id", "Pendulum-v1", *SMALL, "--num-minibatches", 1, "--update-epochs", 1, "--total-timesteps", 96)
-        train(path, folder, *names, *flags, on_update=lambda names, seen=seen: seen.append(names["loss"].item()))
+        names = (
+            "--env-id",
+            "Pendulum-v1",
+            *SMALL,
+            "--num-minibatches",
+            1,
+            "--update-epochs",
+            1,
+            "--total-timesteps",
+            96,
+        )
+        train(
+            path,
+            folder,
+            *names,
+            *flags,
+            on_update=lambda names, seen=seen: seen.append(names["loss"].item()),
+        )
     assert losses["rpo_continuous_action"] == losses["ppo_continuous_action"]
 
 
@@ -68,7 +98,9 @@ def test_the_policy_stays_wide(file, tmp_path):
     """What RPO is for: a mean that is shaken by 0.5 cannot do with a narrow Gaussian, so that exploration goes on."""
     stds = {}
     for path in (file, FILES["ppo_continuous_action"]):
-        names = train(path, tmp_path / path.stem, "--env-id", "Probe/ContinuousTarget-v0", *PROBE_FLAGS)
+        names = train(
+            path, tmp_path / path.stem, "--env-id", "Probe/ContinuousTarget-v0", *PROBE_FLAGS
+        )
         stds[path.stem] = names["agent"].logstd.exp().mean().item()
     assert stds["rpo_continuous_action"] > 0.2 > 2 * stds["ppo_continuous_action"]
 
@@ -80,5 +112,7 @@ def test_bad_alpha_is_refused(file, tmp_path):
 
 
 def test_actions_of_a_probe(file, tmp_path):
-    names = train(file, tmp_path, "--env-id", "Probe/FarAndWide-v0", *PROBE_FLAGS, "--rpo-alpha", 0.05)
+    names = train(
+        file, tmp_path, "--env-id", "Probe/FarAndWide-v0", *PROBE_FLAGS, "--rpo-alpha", 0.05
+    )
     assert np.mean(play(names, only_run(tmp_path))) > -0.1

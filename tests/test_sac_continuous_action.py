@@ -57,10 +57,15 @@ def log_density(mean, log_std, actions):
     return (normal.log_prob(actions.atanh()) - (1 - actions.square()).log()).sum(1, keepdim=True)
 
 
-@pytest.mark.parametrize(("mean", "log_std"), [(0.0, 0.0), (0.5, -1.0), (-1.5, 0.5), (0.3, 1.0), (2.0, -5.0)])
+@pytest.mark.parametrize(
+    ("mean", "log_std"), [(0.0, 0.0), (0.5, -1.0), (-1.5, 0.5), (0.3, 1.0), (2.0, -5.0)]
+)
 def test_sac_1_densities_of_squashed_actions(file, tmp_path, monkeypatch, mean, log_std):
     """They integrate to 1 between -1 and 1, and between any two places to the share of the draws that fall there."""
-    sample, noise = runpy.run_path(str(file))["sample"], torch.linspace(-5, 5, 20_001).double()[:, None]
+    sample, noise = (
+        runpy.run_path(str(file))["sample"],
+        torch.linspace(-5, 5, 20_001).double()[:, None],
+    )
     with monkeypatch.context() as patch:
         patch.setattr(torch, "randn_like", lambda mean: noise)
         actions, log_probs = sample(torch.full_like(noise, mean), torch.full_like(noise, log_std))
@@ -79,7 +84,11 @@ def test_sac_1_densities_of_squashed_actions(file, tmp_path, monkeypatch, mean, 
 
 def test_sac_1_components_are_independent(file, tmp_path):
     """The log-density is their sum."""
-    sample, mean, log_std = runpy.run_path(str(file))["sample"], torch.randn(2000, 3), torch.randn(2000, 3) / 2
+    sample, mean, log_std = (
+        runpy.run_path(str(file))["sample"],
+        torch.randn(2000, 3),
+        torch.randn(2000, 3) / 2,
+    )
     actions, log_probs = sample(mean, log_std)
     is_exact = (actions.abs() < 0.999).all(1)
     assert log_probs.shape == (2000, 1) and is_exact.sum() > 1000
@@ -91,12 +100,17 @@ def test_sac_1_components_are_independent(file, tmp_path):
 
 def test_sac_1_far_out_it_is_still_a_number(file, tmp_path):
     """Where tanh is 1 and its slope 0, to all digits: also for what is learned from it."""
-    sample, mean = runpy.run_path(str(file))["sample"], torch.tensor([[-1e4, -50, -10, 10, 50, 1e4]]).T.repeat(1, 2)
+    sample, mean = (
+        runpy.run_path(str(file))["sample"],
+        torch.tensor([[-1e4, -50, -10, 10, 50, 1e4]]).T.repeat(1, 2),
+    )
     for log_std in (-5.0, 2.0):
         mean.requires_grad_().grad = None
         actions, log_probs = sample(mean, torch.full_like(mean, log_std))
         log_probs.sum().backward()
-        assert actions.abs().max() <= 1 and log_probs.isfinite().all() and mean.grad.isfinite().all()
+        assert (
+            actions.abs().max() <= 1 and log_probs.isfinite().all() and mean.grad.isfinite().all()
+        )
         torch.testing.assert_close(log_probs[[0, 5]], torch.full((2, 1), 4e4), atol=0, rtol=0.01)
 
 
@@ -111,7 +125,16 @@ def test_sac_1_acting_draws_from_the_policy(file, tmp_path):
                 mean, log_std = names["actor"](obs)
             seen[names["global_step"]] = ((actions.double().atanh() - mean) / log_std.exp())[:, 0]
 
-    flags = ("--env-id", "Pendulum-v1", *SMALL, *rates(file, 1e-6), "--batch-size", 1, "--buffer-size", 1000)
+    flags = (
+        "--env-id",
+        "Pendulum-v1",
+        *SMALL,
+        *rates(file, 1e-6),
+        "--batch-size",
+        1,
+        "--buffer-size",
+        1000,
+    )
     train(file, tmp_path, *flags, "--learning-starts", 10, "--total-timesteps", 360, on_update=look)
     noise = torch.stack(list(seen.values())[1:])  # a column for each environment
     torch.testing.assert_close(noise.mean(0), torch.zeros(3).double(), atol=0.3, rtol=0)
@@ -125,7 +148,11 @@ def test_sac_2_the_standard_deviation_is_bounded(file, tmp_path):
     envs = SimpleNamespace(single_observation_space=spaces[0], single_action_space=spaces[1])
     actor, obs = runpy.run_path(str(file))["Actor"](envs), torch.randn(500, 4)
     mean, log_std = actor(obs)
-    assert mean.shape == log_std.shape == (500, 2) and (log_std.std(0) > 0.01).all() and (mean.std(0) > 0.01).all()
+    assert (
+        mean.shape == log_std.shape == (500, 2)
+        and (log_std.std(0) > 0.01).all()
+        and (mean.std(0) > 0.01).all()
+    )
     mean, log_std = actor(1e4 * obs)
     assert mean.abs().max() > 10 and log_std.min() == -5 and log_std.max() == 2
     torch.nn.init.zeros_(actor.log_std.weight)
@@ -147,12 +174,28 @@ def test_sac_3_entropy_is_part_of_the_target(file, tmp_path):
         _, _, rewards, next_obs, terminated = columns(names, names["batch"])
         with torch.no_grad():
             log_probs = log_density(*names["actor"](next_obs), names["next_actions"])[:, 0].float()
-            values = q_values(critic(names, "target_"), next_obs, names["next_actions"]).amin(0) - 0.7 * log_probs
-        expected, is_exact = rewards + 0.9 * (1 - terminated) * values[:, None], names["next_actions"][:, 0].abs() < 0.999
-        torch.testing.assert_close(names["targets"][is_exact], expected[is_exact], atol=1e-2, rtol=1e-2)
+            values = (
+                q_values(critic(names, "target_"), next_obs, names["next_actions"]).amin(0)
+                - 0.7 * log_probs
+            )
+        expected, is_exact = (
+            rewards + 0.9 * (1 - terminated) * values[:, None],
+            names["next_actions"][:, 0].abs() < 0.999,
+        )
+        torch.testing.assert_close(
+            names["targets"][is_exact], expected[is_exact], atol=1e-2, rtol=1e-2
+        )
         seen.extend(names["next_actions"].flatten().tolist())
 
-    flags = ("--env-id", probe(file, "RandomEnds"), *SMALL, *rates(file, 0.01), "--no-autotune", "--alpha", 0.7)
+    flags = (
+        "--env-id",
+        probe(file, "RandomEnds"),
+        *SMALL,
+        *rates(file, 0.01),
+        "--no-autotune",
+        "--alpha",
+        0.7,
+    )
     train(file, tmp_path, *flags, "--tau", 0.3, "--total-timesteps", 72, on_update=look)
     assert len(set(seen)) > 0.9 * len(seen) == 0.9 * 15 * 16, "new ones for each row"
 
@@ -171,15 +214,21 @@ def test_sac_3_a_free_choice_is_worth_its_entropy(file, tmp_path):
     names = train(file, tmp_path, "--env-id", probe(file, "TruncatedEveryStep"), *flags)
     with torch.no_grad():
         values = q_values(names["q_networks"], torch.zeros(2, 1), torch.tensor([[-0.5], [0.5]]))
-    torch.testing.assert_close(values, torch.full((2, 2), 2 + 0.5 * entropy(names, torch.zeros(1, 1))), atol=0.05, rtol=0)
+    torch.testing.assert_close(
+        values, torch.full((2, 2), 2 + 0.5 * entropy(names, torch.zeros(1, 1))), atol=0.05, rtol=0
+    )
     assert entropy(names, torch.zeros(1, 1)) == pytest.approx(math.log(2), abs=0.1)
 
 
 @pytest.mark.parametrize(("num_envs", "utd", "policy_frequency", "learning_starts"), COUNTS)
-def test_sac_4_the_actor_catches_up(file, tmp_path, num_envs, utd, policy_frequency, learning_starts):
+def test_sac_4_the_actor_catches_up(
+    file, tmp_path, num_envs, utd, policy_frequency, learning_starts
+):
     """Once in policy_frequency updates it makes as many, and so does the temperature."""
     turn = ["actor", "alpha"] * policy_frequency
-    made, asked = count_updates(file, tmp_path, num_envs, utd, policy_frequency, learning_starts, turn)
+    made, asked = count_updates(
+        file, tmp_path, num_envs, utd, policy_frequency, learning_starts, turn
+    )
     assert made == asked and len(made) > 20
 
 
@@ -194,20 +243,37 @@ def test_sac_4_the_actor_climbs_value_and_entropy(file, tmp_path, monkeypatch):
     def look(names):
         seen.append((learner(names), vector(names["q_networks"])))
         if seen[-1][0] == "actor":
-            actor, networks = (copy.deepcopy(names[name]).double() for name in ("actor", "q_networks"))
+            actor, networks = (
+                copy.deepcopy(names[name]).double() for name in ("actor", "q_networks")
+            )
             obs = columns(names, names["batch"])[0].double()
             mean, log_std = actor(obs)
             actions = (mean + log_std.exp() * noises[-1]).tanh()
-            log_probs = torch.distributions.Normal(mean, log_std.exp()).log_prob(mean + log_std.exp() * noises[-1])
+            log_probs = torch.distributions.Normal(mean, log_std.exp()).log_prob(
+                mean + log_std.exp() * noises[-1]
+            )
             log_probs = (log_probs - (1 - actions.square()).log()).sum(1)
             alpha = names["temperature"]["log_alpha"].item()
-            loss = (math.exp(alpha) * log_probs - q_values(networks, obs, actions).min(0).values).mean()
-            expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(actor.parameters()))])
-            torch.testing.assert_close(flat_grad(names["actor"]), expected.float(), atol=1e-5, rtol=1e-3)
+            loss = (
+                math.exp(alpha) * log_probs - q_values(networks, obs, actions).min(0).values
+            ).mean()
+            expected = torch.cat(
+                [g.flatten() for g in torch.autograd.grad(loss, list(actor.parameters()))]
+            )
+            torch.testing.assert_close(
+                flat_grad(names["actor"]), expected.float(), atol=1e-5, rtol=1e-3
+            )
             assert names["actor_loss"].item() == pytest.approx(loss.item(), rel=1e-3)
 
     monkeypatch.setattr(torch, "randn_like", record)
-    flags = ("--env-id", "Probe/ContinuousTarget-v0", *SMALL, *rates(file, 0.01), "--total-timesteps", 72)
+    flags = (
+        "--env-id",
+        "Probe/ContinuousTarget-v0",
+        *SMALL,
+        *rates(file, 0.01),
+        "--total-timesteps",
+        72,
+    )
     train(file, tmp_path, *flags, on_update=look)
     changes = {(a, torch.equal(before, after)) for (a, before), (_, after) in pairwise(seen)}
     assert changes == {("q", False), ("actor", True), ("alpha", True)}
@@ -220,13 +286,25 @@ def test_sac_5_the_temperature_follows_the_entropy(file, tmp_path):
 
     def look(names):
         if learner(names) == "alpha":
-            log_alpha, entropy = names["temperature"]["log_alpha"], -names["log_probs"].mean().item()
-            assert log_alpha.grad.item() == pytest.approx(log_alpha.exp().item() * (entropy + 2), rel=1e-4)
+            log_alpha, entropy = (
+                names["temperature"]["log_alpha"],
+                -names["log_probs"].mean().item(),
+            )
+            assert log_alpha.grad.item() == pytest.approx(
+                log_alpha.exp().item() * (entropy + 2), rel=1e-4
+            )
             seen.append((log_alpha.item(), entropy))
         if len(seen) == 40:  # from now on a policy with as little entropy as can be
             torch.nn.init.constant_(names["actor"].log_std.bias, -1e4)
 
-    flags = ("--env-id", "Probe/ContinuousTarget-v0", *SMALL, *rates(file, 0.01), "--policy-lr", 1e-5)
+    flags = (
+        "--env-id",
+        "Probe/ContinuousTarget-v0",
+        *SMALL,
+        *rates(file, 0.01),
+        "--policy-lr",
+        1e-5,
+    )
     train(file, tmp_path, *flags, on_update=look)
     log_alphas, entropies = np.array(seen).T
     assert log_alphas[0] == 0 and (np.diff(log_alphas[:41]) < 0).all() and entropies[:40].min() > -2
@@ -236,19 +314,43 @@ def test_sac_5_the_temperature_follows_the_entropy(file, tmp_path):
 def test_sac_5_the_policy_gets_the_target_entropy(file, tmp_path):
     """With the temperature that is right for it: rewards of -(x - 0.5)^2 - 4 (y + 0.5)^2 and a temperature of t make the best
     policy a Gaussian with variances t / 2 and t / 8, whose entropy, log(2 pi e t / 4), is -2 where t is 0.032."""
-    flags = (*probe_flags(file), "--autotune", "--policy-lr", 0.003, "--q-lr", 0.03, "--num-envs", 3)
-    names = train(file, tmp_path, "--env-id", "Probe/ContinuousTarget-v0", *flags, "--total-timesteps", 900)
+    flags = (
+        *probe_flags(file),
+        "--autotune",
+        "--policy-lr",
+        0.003,
+        "--q-lr",
+        0.03,
+        "--num-envs",
+        3,
+    )
+    names = train(
+        file, tmp_path, "--env-id", "Probe/ContinuousTarget-v0", *flags, "--total-timesteps", 900
+    )
     assert entropy(names, torch.zeros(1, 1)) == pytest.approx(-2, abs=0.4)
     assert names["temperature"]["log_alpha"].exp().item() == pytest.approx(0.032, rel=0.4)
 
 
 def test_sac_5_without_tuning_the_temperature_stays(file, tmp_path):
-    flags = ("--env-id", probe(file, "RandomEnds"), *SMALL, "--no-autotune", "--alpha", 0.3, "--num-envs", 1)
+    flags = (
+        "--env-id",
+        probe(file, "RandomEnds"),
+        *SMALL,
+        "--no-autotune",
+        "--alpha",
+        0.3,
+        "--num-envs",
+        1,
+    )
     names = train(file, tmp_path, *flags, "--total-timesteps", 100)
     logged = scalars(only_run(tmp_path))
-    assert logged["losses/alpha"] == [(100, pytest.approx(0.3))] and "losses/alpha_loss" not in logged
+    assert (
+        logged["losses/alpha"] == [(100, pytest.approx(0.3))] and "losses/alpha_loss" not in logged
+    )
     assert names["temperature"]["log_alpha"].item() == pytest.approx(math.log(0.3))
-    assert read_checkpoint(only_run(tmp_path))["temperature"]["log_alpha"].item() == pytest.approx(math.log(0.3))
+    assert read_checkpoint(only_run(tmp_path))["temperature"]["log_alpha"].item() == pytest.approx(
+        math.log(0.3)
+    )
 
 
 @pytest.mark.parametrize("every", [1, 4])
@@ -262,5 +364,17 @@ def test_ddpg_6_the_targets_move_part_of_the_way(file, tmp_path, every):
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_learns_pendulum(file, tmp_path, seed):
     """In the default suite DDPG does it; what was measured is said there."""
-    train(file, tmp_path, *FAST_PENDULUM, *rates(file, 0.002), "--total-timesteps", 7000, "--seed", seed)
-    assert np.mean([value for _, value in scalars(only_run(tmp_path))["charts/episodic_return"]][-10:]) >= -250
+    train(
+        file,
+        tmp_path,
+        *FAST_PENDULUM,
+        *rates(file, 0.002),
+        "--total-timesteps",
+        7000,
+        "--seed",
+        seed,
+    )
+    assert (
+        np.mean([value for _, value in scalars(only_run(tmp_path))["charts/episodic_return"]][-10:])
+        >= -250
+    )

@@ -52,10 +52,14 @@ def file():
 @pytest.mark.parametrize(("mean", "log_std"), [(0.0, 0.0), (0.5, -1.0), (-1.5, 0.5), (0.3, 1.0)])
 def test_sac_1_densities_of_squashed_actions(file, tmp_path, mean, log_std):
     """They integrate to 1 between -1 and 1, and are those of the PyTorch twin for the same noise, component by component."""
-    sample, their_sample = (runpy.run_path(str(path))["sample"] for path in (file, FILES["sac_continuous_action"]))
+    sample, their_sample = (
+        runpy.run_path(str(path))["sample"] for path in (file, FILES["sac_continuous_action"])
+    )
     noise = np.linspace(-4, 4, 4001, dtype=np.float32)[:, None]
     for columns in (1, 3):
-        drawn, means, log_stds = (np.repeat(x, columns, 1) for x in (noise, mean + 0 * noise, log_std + 0 * noise))
+        drawn, means, log_stds = (
+            np.repeat(x, columns, 1) for x in (noise, mean + 0 * noise, log_std + 0 * noise)
+        )
         with mock.patch("jax.random.normal", return_value=jnp.asarray(drawn)):
             actions, log_probs = sample(means, log_stds, jax.random.key(1))
         with mock.patch("torch.randn_like", return_value=torch.tensor(drawn)):
@@ -63,17 +67,24 @@ def test_sac_1_densities_of_squashed_actions(file, tmp_path, mean, log_std):
         np.testing.assert_allclose(actions, expected[0], atol=1e-6)
         np.testing.assert_allclose(log_probs, expected[1], atol=1e-4)
         if columns == 1:
-            area = np.trapezoid(np.exp(log_probs[:, 0], dtype=np.float64), np.asarray(actions[:, 0], np.float64))
+            area = np.trapezoid(
+                np.exp(log_probs[:, 0], dtype=np.float64), np.asarray(actions[:, 0], np.float64)
+            )
             assert np.abs(actions).max() <= 1 and area == pytest.approx(1, abs=3e-3)
 
 
 def test_sac_1_draws_are_gaussian(file, tmp_path):
     """Independent of each other, and new ones for another key; far out, their densities and gradients are still numbers."""
-    sample, mean = runpy.run_path(str(file))["sample"], np.random.default_rng(1).standard_normal((2000, 3)).astype(np.float32)
+    sample, mean = (
+        runpy.run_path(str(file))["sample"],
+        np.random.default_rng(1).standard_normal((2000, 3)).astype(np.float32),
+    )
     log_std = mean[::-1] / 2
     actions = np.stack([sample(mean, log_std, jax.random.key(i))[0] for i in (1, 2)]).astype(float)
     is_exact = (np.abs(actions) < 0.9999).all((0, 2))
-    noise = np.concatenate((np.arctanh(actions[:, is_exact]) - mean[is_exact]) / np.exp(log_std[is_exact]), 1)
+    noise = np.concatenate(
+        (np.arctanh(actions[:, is_exact]) - mean[is_exact]) / np.exp(log_std[is_exact]), 1
+    )
     assert len(noise) > 1000 and np.abs(np.corrcoef(noise.T) - np.eye(6)).max() < 0.1
     far = jnp.array([[-1e4, -50, 50, 1e4]]).T
     log_probs = lambda mean: sample(mean, jnp.full((4, 1), 2.0), jax.random.key(1))[1].sum()  # noqa: E731
@@ -85,7 +96,10 @@ def test_sac_1_acting_draws_from_the_policy(file, tmp_path):
     names = begin(file)
     actor, obs = names["agent"]["actor"], np.full((1000, 1), 0.5, np.float32)
     mean, log_std = names["actor"].apply(actor, obs)
-    noise = [(np.arctanh(np.asarray(names["act"](actor, obs, t), float)) - mean) / np.exp(log_std) for t in (3, 4)]
+    noise = [
+        (np.arctanh(np.asarray(names["act"](actor, obs, t), float)) - mean) / np.exp(log_std)
+        for t in (3, 4)
+    ]
     noise = np.concatenate(noise, 1)
     assert np.abs(noise.mean(0)).max() < 0.15 and np.abs(noise.std(0) - 1).max() < 0.1
     assert np.abs(np.corrcoef(noise.T) - np.eye(8)).max() < 0.15
@@ -100,7 +114,9 @@ def test_sac_2_the_standard_deviation_is_bounded(file, tmp_path):
     actor["params"]["Dense_3"]["kernel"][:] = 0
     for bias, expected in {-99: -5, 99: 2, 0: -1.5, 0.5: -1.5 + 3.5 * math.tanh(0.5)}.items():
         actor["params"]["Dense_3"]["bias"][:] = bias
-        np.testing.assert_allclose(names["actor"].apply(actor, obs)[1], np.full((200, 4), expected), atol=1e-5)
+        np.testing.assert_allclose(
+            names["actor"].apply(actor, obs)[1], np.full((200, 4), expected), atol=1e-5
+        )
 
 
 # learning
@@ -114,16 +130,24 @@ def test_sac_3_sac_4_sac_5_updates_are_those_of_the_twin(file, tmp_path):
 
 def test_sac_5_without_tuning_the_temperature_stays(file, tmp_path):
     names = begin(file, "--no-autotune", "--alpha", 0.3)
-    agent, losses = eager(names["learn_actor"], names["agent"], made_up(names)[0], jax.random.key(1))
+    agent, losses = eager(
+        names["learn_actor"], names["agent"], made_up(names)[0], jax.random.key(1)
+    )
     assert losses.keys() == {"actor_loss", "alpha"} and losses["alpha"] == pytest.approx(0.3)
-    assert agent["log_alpha"] == pytest.approx(math.log(0.3)) and updates_of(agent, "log_alpha") == 0
+    assert (
+        agent["log_alpha"] == pytest.approx(math.log(0.3)) and updates_of(agent, "log_alpha") == 0
+    )
     assert names["losses"].keys() == LOSSES["sac"] - {"alpha_loss"}
 
 
 def test_sac_4_ddpg_6_updates_are_counted_in_environment_steps(file, tmp_path):
     """Six for each step of two environments; once in four the actor makes as many, and the targets move every fifth time."""
-    names, updates = follow(file, tmp_path, *COUNTS, "--policy-frequency", 4, "--target-network-frequency", 5)
-    turns = lambda step: [x for n in range(3) for x in ("q", *["actor"] * 4 * ((3 * step + n) % 4 == 0))]  # noqa: E731
+    names, updates = follow(
+        file, tmp_path, *COUNTS, "--policy-frequency", 4, "--target-network-frequency", 5
+    )
+    turns = lambda step: [
+        x for n in range(3) for x in ("q", *["actor"] * 4 * ((3 * step + n) % 4 == 0))
+    ]  # noqa: E731
     check_schedule(updates, 2, 99, 102, turns)
     assert check_targets(names, updates, lambda number: number % 5 == 0, "q_networks") == [9, 3]
     assert check_actions(names, updates) == (100, 1)
@@ -147,13 +171,17 @@ def dense(layer, x):
 
 def policy(params, obs):
     hidden = dense(params["Dense_0"], dense(params["Dense_1"], obs).relu()).relu()
-    return dense(params["Dense_2"], hidden), -5 + 3.5 * (1 + dense(params["Dense_3"], hidden).tanh())
+    return dense(params["Dense_2"], hidden), -5 + 3.5 * (
+        1 + dense(params["Dense_3"], hidden).tanh()
+    )
 
 
 def squash(mean, log_std, key):
     """Actions with the noise of a key, and their log-probabilities."""
     normal = torch.distributions.Normal(mean, log_std.exp())
-    unsquashed = mean + log_std.exp() * torch.tensor(np.asarray(jax.random.normal(key, mean.shape), float))
+    unsquashed = mean + log_std.exp() * torch.tensor(
+        np.asarray(jax.random.normal(key, mean.shape), float)
+    )
     log_probs = normal.log_prob(unsquashed) - (1 - unsquashed.tanh().square()).log()
     return unsquashed.tanh(), log_probs.sum(1, keepdim=True)
 
@@ -169,10 +197,14 @@ def check_step(before, after, name, params, loss, rate, b1=0.9):
     grads = [x.numpy() for x in torch.autograd.grad(loss, jax.tree.leaves(params))]
     means = leaves(optax.tree.get(after[f"{name}_optimizer"], "mu"))
     for mean, grad in zip(means, grads, strict=True):
-        np.testing.assert_allclose(mean, (1 - b1) * grad, rtol=1e-3, atol=1e-5 * max(1, np.abs(grad).max()))
+        np.testing.assert_allclose(
+            mean, (1 - b1) * grad, rtol=1e-3, atol=1e-5 * max(1, np.abs(grad).max())
+        )
     for old, new, mean in zip(leaves(before[name]), leaves(after[name]), means, strict=True):
         grad = mean / (1 - b1)
-        np.testing.assert_allclose(new, old - rate * grad / (np.abs(grad) + 1e-8), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(
+            new, old - rate * grad / (np.abs(grad) + 1e-8), rtol=1e-4, atol=1e-6
+        )
     changed = {part for part in after if not same(leaves(before[part]), leaves(after[part]))}
     assert {name, f"{name}_optimizer"} <= changed <= {name, f"{name}_optimizer", f"{name}_moments"}
 
@@ -184,7 +216,9 @@ def check_step(before, after, name, params, loss, rate, b1=0.9):
     ("env_id", "num_envs", "values"),
     [
         ("ContinuousProbe/TwoEnds-v0", 3, {-1: [1, 1], 1: [2, 2]}),
-        pytest.param("Probe/ContinuousTargetFromObs-v0", 3, {-1: [0, -1], 1: [-1, 0]}, marks=pytest.mark.slow),
+        pytest.param(
+            "Probe/ContinuousTargetFromObs-v0", 3, {-1: [0, -1], 1: [-1, 0]}, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_values_of_probes(file, tmp_path, env_id, num_envs, values):
@@ -198,4 +232,9 @@ def test_values_of_probes(file, tmp_path, env_id, num_envs, values):
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_learns_pendulum(file, tmp_path, seed):
     """-136 with seed 1."""
-    assert learn_pendulum(file, tmp_path, *rates(file, 0.002), "--total-timesteps", 7000, "--seed", seed) >= -250
+    assert (
+        learn_pendulum(
+            file, tmp_path, *rates(file, 0.002), "--total-timesteps", 7000, "--seed", seed
+        )
+        >= -250
+    )

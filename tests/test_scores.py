@@ -6,8 +6,18 @@ import pytest
 from cleanrl_utils import scores
 
 # three environments, five runs of one side and four of the other, and what rliable 1.2.0 says of them (with pandas below 3)
-X = [np.array(runs) for runs in ([0.8, 0.44, 0.82, 0.55, 0.84], [0.92, 0.62, 1.34, 1.0, 0.43], [0.69, 0.4, 0.6, 0.94, 0.79])]
-Y = [np.array(runs) for runs in ([1.45, 0.15, 0.98, 1.18], [0.43, 0.46, 0.47, 1.01], [0.87, 0.18, 1.24, -0.16])]
+X = [
+    np.array(runs)
+    for runs in (
+        [0.8, 0.44, 0.82, 0.55, 0.84],
+        [0.92, 0.62, 1.34, 1.0, 0.43],
+        [0.69, 0.4, 0.6, 0.94, 0.79],
+    )
+]
+Y = [
+    np.array(runs)
+    for runs in ([1.45, 0.15, 0.98, 1.18], [0.43, 0.46, 0.47, 1.01], [0.87, 0.18, 1.24, -0.16])
+]
 RLIABLE = {
     "iqm": ((0.73667, 0.594, 0.852), (0.70333, 0.347, 1.020)),
     "mean": ((0.74533, 0.631, 0.862), (0.68833, 0.435, 0.935)),
@@ -25,10 +35,14 @@ def test_aggregates_are_those_of_rliable(name):
 
 
 def test_probability_of_improvement_is_that_of_rliable():
-    assert scores.interval(scores.probability_of_improvement, Y, X) == pytest.approx((0.50833, 0.25, 0.75), abs=0.01)
+    assert scores.interval(scores.probability_of_improvement, Y, X) == pytest.approx(
+        (0.50833, 0.25, 0.75), abs=0.01
+    )
     assert scores.probability_of_improvement(X, X) == 0.5
     assert scores.probability_of_improvement([np.array([1.0, 2.0])], [np.array([0.0])]) == 1
-    assert scores.probability_of_improvement([np.array([1.0, 3.0])], [np.array([1.0, 2.0])]) == 0.625  # a tie is half a win
+    assert (
+        scores.probability_of_improvement([np.array([1.0, 3.0])], [np.array([1.0, 2.0])]) == 0.625
+    )  # a tie is half a win
 
 
 def test_performance_profile_is_that_of_rliable():
@@ -46,12 +60,16 @@ def test_environments_may_have_different_numbers_of_runs():
 
 
 def test_resampling_stays_within_the_environment():
-    drawn = scores.resample([np.array([1.0, 2.0]), np.array([10.0, 20.0, 30.0])], 1000, np.random.default_rng(1))
+    drawn = scores.resample(
+        [np.array([1.0, 2.0]), np.array([10.0, 20.0, 30.0])], 1000, np.random.default_rng(1)
+    )
     assert [set(runs.flat) for runs in drawn] == [{1, 2}, {10, 20, 30}]
     assert [runs.shape for runs in drawn] == [(1000, 2), (1000, 3)]
 
 
-@pytest.mark.parametrize("df, published", [(1, 12.706), (2, 4.303), (4, 2.776), (8, 2.306), (30, 2.042), (120, 1.980)])
+@pytest.mark.parametrize(
+    "df, published", [(1, 12.706), (2, 4.303), (4, 2.776), (8, 2.306), (30, 2.042), (120, 1.980)]
+)
 def test_quantile_is_that_of_students_table(df, published):
     assert scores.t_quantile(0.975, df) == pytest.approx(published, abs=6e-4)
     assert scores.t_quantile(0.025, df) == pytest.approx(-published, abs=6e-4)
@@ -62,7 +80,9 @@ def test_difference_is_welchs():
     for x, y in ((X[0], Y[0]), (Y[1], X[1]), (X[2], 100 * X[2] + 1)):
         welch = scipy_stats.ttest_ind(y, x, equal_var=False).confidence_interval()
         shift, interval = scores.difference([x], [y])
-        assert shift == pytest.approx(y.mean() - x.mean()) and interval == pytest.approx(tuple(welch), rel=1e-5)
+        assert shift == pytest.approx(y.mean() - x.mean()) and interval == pytest.approx(
+            tuple(welch), rel=1e-5
+        )
 
 
 def test_a_single_run_has_no_interval_and_runs_without_spread_a_sharp_one():
@@ -82,7 +102,10 @@ def test_the_same_is_told_apart_one_time_in_twenty(runs, envs):
 
 def test_seeds_to_settle_do_settle_it():
     rng = np.random.default_rng(2)
-    a, b = [np.array([-1.0, 0.0, 1.0])], [np.array([0.0, 1.0, 2.0])]  # standard deviations of 1, a difference of 1
+    a, b = (
+        [np.array([-1.0, 0.0, 1.0])],
+        [np.array([0.0, 1.0, 2.0])],
+    )  # standard deviations of 1, a difference of 1
     count = scores.seeds_to_settle(a, b)
     assert count == 17  # as in tables of power: 17 a side for an effect of 1 with 80%
     settled = 0
@@ -98,7 +121,9 @@ def test_games_are_found_in_all_their_names(env_id):
     assert scores.find_game(env_id) == "Breakout"
 
 
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "Breakout-MinAtar", "ALE/Breakout-ram-v5", "my_envs:Breakout-v5", ""])
+@pytest.mark.parametrize(
+    "env_id", ["CartPole-v1", "Breakout-MinAtar", "ALE/Breakout-ram-v5", "my_envs:Breakout-v5", ""]
+)
 def test_other_environments_are_no_games(env_id):
     assert scores.find_game(env_id) is None
 

@@ -60,7 +60,10 @@ def find_parts(path):
 
     def add(nodes, prefix, end):
         for node in nodes:
-            start, end = end, node.end_lineno  # from the end of what came before, so with the comments above it
+            start, end = (
+                end,
+                node.end_lineno,
+            )  # from the end of what came before, so with the comments above it
             if is_main(node):
                 parts.extend(find_steps(lines, node))
             elif isinstance(node, ast.ClassDef) and node.name == "Args":
@@ -74,7 +77,9 @@ def find_parts(path):
     add(ast.parse(source).body, "", 0)
     names = [name for name, _ in parts]
     twice = sorted({name for name in names if names.count(name) > 1})
-    assert not twice, f"{path.name}: more than one part is called {' or '.join(twice)}: give each a name of its own"
+    assert not twice, (
+        f"{path.name}: more than one part is called {' or '.join(twice)}: give each a name of its own"
+    )
     return {name: textwrap.dedent(text).strip() for name, text in parts}
 
 
@@ -82,9 +87,15 @@ def find_differences(paths):
     """The two texts of every part, and the two orders, that differ, by (name, file, other file)."""
     parts, found = {path.stem: find_parts(path) for path in sorted(paths)}, {}
     for a, b in combinations(parts, 2):
-        shared = {name: (text, parts[b][name]) for name, text in parts[a].items() if name in parts[b]}
+        shared = {
+            name: (text, parts[b][name]) for name, text in parts[a].items() if name in parts[b]
+        }
         orders = "\n".join(shared), "\n".join(name for name in parts[b] if name in shared)
-        found |= {(name, a, b): texts for name, texts in [*shared.items(), ("order", orders)] if texts[0] != texts[1]}
+        found |= {
+            (name, a, b): texts
+            for name, texts in [*shared.items(), ("order", orders)]
+            if texts[0] != texts[1]
+        }
     return found
 
 
@@ -92,12 +103,20 @@ def check_differences(paths, entries):
     """Complaints about the differences that are not listed, and the entries that list none."""
     differences, listed, complaints = find_differences(paths), set(), []
     for entry in entries:
-        if set(entry) != {"name", "files", "reason"} or len(entry["files"]) < 2 or not entry["reason"].strip():
-            complaints.append(f"siblings.toml: an entry has a name, two files or more, and a reason, unlike {entry}")
+        if (
+            set(entry) != {"name", "files", "reason"}
+            or len(entry["files"]) < 2
+            or not entry["reason"].strip()
+        ):
+            complaints.append(
+                f"siblings.toml: an entry has a name, two files or more, and a reason, unlike {entry}"
+            )
             continue
         used = set()
         for name, a, b in differences:
-            for p, q in permutations(range(len(entry["files"])), 2) if name == entry["name"] else ():
+            for p, q in (
+                permutations(range(len(entry["files"])), 2) if name == entry["name"] else ()
+            ):
                 if fnmatchcase(a, entry["files"][p]) and fnmatchcase(b, entry["files"][q]):
                     listed.add((name, a, b))
                     used |= {p, q}
@@ -111,9 +130,21 @@ def check_differences(paths, entries):
         if (name, a, b) not in listed:
             groups.setdefault((name, *texts), []).append([a, b])
     for (name, x, y), pairs in groups.items():
-        diff = unified_diff(x.splitlines(), y.splitlines(), *(f"{stem}.py: {name}" for stem in pairs[0]), lineterm="")
-        wanted = [f'[[difference]]\nname = {json.dumps(name)}\nfiles = {json.dumps(pair)}\nreason = ""' for pair in pairs]
-        text = ["\n".join(diff), "Make them the same, or give the reason in tests/siblings.toml:", *wanted]
+        diff = unified_diff(
+            x.splitlines(),
+            y.splitlines(),
+            *(f"{stem}.py: {name}" for stem in pairs[0]),
+            lineterm="",
+        )
+        wanted = [
+            f'[[difference]]\nname = {json.dumps(name)}\nfiles = {json.dumps(pair)}\nreason = ""'
+            for pair in pairs
+        ]
+        text = [
+            "\n".join(diff),
+            "Make them the same, or give the reason in tests/siblings.toml:",
+            *wanted,
+        ]
         complaints.append("\n\n".join(text))
     return complaints
 
@@ -129,12 +160,22 @@ def check_layout(path, stems):
             modules = ["." * node.level + (node.module or "")]
         else:
             continue
-        if {module.split(".")[0] for module in modules} & {"", "cleanrl", "cleanrl_utils", *stems}:  # "" is a relative import
-            complaints.append(f"line {node.lineno}, {ast.unparse(node)}: a single file imports nothing of ours")
+        if {module.split(".")[0] for module in modules} & {
+            "",
+            "cleanrl",
+            "cleanrl_utils",
+            *stems,
+        }:  # "" is a relative import
+            complaints.append(
+                f"line {node.lineno}, {ast.unparse(node)}: a single file imports nothing of ours"
+            )
 
     found = []  # the places of ORDER as they come in the file
     for node in tree.body:
-        name, bases = getattr(node, "name", None), [ast.unparse(base) for base in getattr(node, "bases", [])]
+        name, bases = (
+            getattr(node, "name", None),
+            [ast.unparse(base) for base in getattr(node, "bases", [])],
+        )
         if isinstance(node, ast.Expr) and node is tree.body[0]:
             found.append("docstring")
         elif isinstance(node, ast.Import | ast.ImportFrom):
@@ -146,7 +187,9 @@ def check_layout(path, stems):
         elif is_main(node):
             found.append("main")
             if not source.split("\n")[node.lineno].startswith("    # "):
-                complaints.append("the main block starts with the comment that marks its first step")
+                complaints.append(
+                    "the main block starts with the comment that marks its first step"
+                )
         elif name and "Args" not in found:
             complaints.append(f"{name} comes before Args")
     if not source.startswith("# /// script\n"):
@@ -187,7 +230,9 @@ def write_copy(folder, old="", new="", stem="ppo_copy"):
 
 
 def swap_steps(path):
-    head, act, estimate, rest = re.split(r"(?=^ {8}# (?:act|estimate|learn)\b)", path.read_text(), flags=re.MULTILINE)
+    head, act, estimate, rest = re.split(
+        r"(?=^ {8}# (?:act|estimate|learn)\b)", path.read_text(), flags=re.MULTILINE
+    )
     path.write_text(head + estimate + act + rest)
 
 
@@ -218,13 +263,18 @@ def test_difference_is_reported_until_it_is_listed(tmp_path, old, new, name):
     assert find_names(paths) == [name]
     (complaint,) = check_differences(paths, [])
     assert complaint.startswith(f"--- ppo.py: {name}\n+++ ppo_copy.py: {name}\n@@")
-    one, other = (path.read_text().replace(path.name, "THIS_FILE.py").splitlines() for path in paths)
+    one, other = (
+        path.read_text().replace(path.name, "THIS_FILE.py").splitlines() for path in paths
+    )
     changes = [line[:2] + line[2:].strip() for line in ndiff(one, other) if line[0] in "-+"]
     assert all(f"\n{change[0]}" in complaint and change[2:] in complaint for change in changes)
 
     # the entry it prints fails for want of a reason, and passes with one
     entry = complaint[complaint.index("[[difference]]") :]
-    assert any("a reason" in other for other in check_differences(paths, tomllib.loads(entry)["difference"]))
+    assert any(
+        "a reason" in other
+        for other in check_differences(paths, tomllib.loads(entry)["difference"])
+    )
     entry = entry.replace('reason = ""', 'reason = "a test"')
     assert check_differences(paths, tomllib.loads(entry)["difference"]) == []
 
@@ -235,14 +285,21 @@ def test_swapped_steps_are_reported(tmp_path):
     assert find_names(paths) == ["order"]
     (complaint,) = check_differences(paths, [])
     assert "+estimate advantages\n act\n-estimate advantages\n" in complaint
-    assert check_differences(paths, [dict(name="order", files=["ppo", "ppo_copy"], reason="a test")]) == []
+    assert (
+        check_differences(paths, [dict(name="order", files=["ppo", "ppo_copy"], reason="a test")])
+        == []
+    )
 
 
 def test_stale_entries_are_reported(tmp_path):
     paths = write_copy(tmp_path, "gain=2**0.5", "gain=1.0")
     entry = dict(name="layer_init", files=["ppo", "ppo_copy"], reason="a test")
     assert check_differences(paths, [entry]) == []
-    for stale in (entry | dict(name="mlp"), entry | dict(name="gone"), entry | dict(files=["ppo", "ppo_c"])):
+    for stale in (
+        entry | dict(name="mlp"),
+        entry | dict(name="gone"),
+        entry | dict(files=["ppo", "ppo_c"]),
+    ):
         assert any("stale" in complaint for complaint in check_differences(paths, [entry, stale]))
     (complaint,) = check_differences(paths, [entry | dict(files=["ppo", "dqn*", "ppo_copy"])])
     assert 'stale, "layer_init" is no difference of "dqn*"' in complaint
@@ -256,8 +313,13 @@ def test_patterns_are_groups_that_differ_from_each_other(tmp_path):
     paths = write_copy(tmp_path, "gain=2**0.5", "gain=2.0", stem="c51_atari")
     entry = dict(name="layer_init", files=["ppo", "*_atari"], reason="a test")
     complaints = check_differences(paths, [entry])
-    assert len(complaints) == 1  # c51_atari against the other two, shown once, with an entry for each
-    assert 'files = ["c51_atari", "dqn_atari"]' in complaints[0] and 'files = ["c51_atari", "ppo_atari"]' in complaints[0]
+    assert (
+        len(complaints) == 1
+    )  # c51_atari against the other two, shown once, with an entry for each
+    assert (
+        'files = ["c51_atari", "dqn_atari"]' in complaints[0]
+        and 'files = ["c51_atari", "ppo_atari"]' in complaints[0]
+    )
     assert check_differences(paths, [entry, entry | dict(files=["c51*", "dqn*", "ppo_*"])]) == []
     assert check_differences(paths, [entry | dict(files=["*", "*"])]) == []
 
@@ -273,8 +335,15 @@ def test_only_the_own_name_may_differ(tmp_path):
 def test_every_line_of_ppo_belongs_to_one_step():
     source = PPO.read_text().replace("ppo.py", "THIS_FILE.py")
     main = source[source.index("if __name__") :].splitlines()[1:]
-    steps = [line for name, text in find_parts(PPO).items() if text.startswith(f"# {name}") for line in text.splitlines()]
-    assert sorted(line.strip() for line in steps if line) == sorted(line.strip() for line in main if line)
+    steps = [
+        line
+        for name, text in find_parts(PPO).items()
+        if text.startswith(f"# {name}")
+        for line in text.splitlines()
+    ]
+    assert sorted(line.strip() for line in steps if line) == sorted(
+        line.strip() for line in main if line
+    )
 
 
 def test_which_comments_mark_a_step(tmp_path):
@@ -323,14 +392,22 @@ if __name__ == "__main__":
     "old, new, complaint",
     [
         ("import tyro\n", "import tyro\nimport cleanrl_utils.enjoy\n", "imports nothing of ours"),
-        ("import tyro\n", "import tyro\nfrom cleanrl.ppo import Agent\n", "imports nothing of ours"),
+        (
+            "import tyro\n",
+            "import tyro\nfrom cleanrl.ppo import Agent\n",
+            "imports nothing of ours",
+        ),
         ("import tyro\n", "import tyro\nfrom . import ppo\n", "imports nothing of ours"),
         (
             "import tyro\n",
             "import tyro\nimport ppo\n",
             "imports nothing of ours",
         ),  # works when cleanrl/ is the script's folder
-        ("    # act\n", "    # act\n        from cleanrl_utils import enjoy\n", "imports nothing of ours"),
+        (
+            "    # act\n",
+            "    # act\n        from cleanrl_utils import enjoy\n",
+            "imports nothing of ours",
+        ),
         ("# /// script", "#", "the script header comes first"),
         ("# ///\n", "# ///\nimport json\n", "there is no docstring"),
         ("def load_policy", "def policy", "there is no load_policy"),
@@ -340,10 +417,22 @@ if __name__ == "__main__":
             "networks comes after load_policy",
         ),
         ("@dataclass", "def layer():\n    pass\n\n\n@dataclass", "layer comes before Args"),
-        ("@dataclass", "class Net(nn.Module):\n    pass\n\n\n@dataclass", "Args comes after networks"),
+        (
+            "@dataclass",
+            "class Net(nn.Module):\n    pass\n\n\n@dataclass",
+            "Args comes after networks",
+        ),
         ("def layer_init", "import copy\n\n\ndef layer_init", "imports comes after make_envs"),
-        ('if __name__ == "__main__":\n', 'if __name__ == "__main__":\n    x = 1\n', "comment that marks its first step"),
-        ('if __name__ == "__main__":\n', 'if __name__ == "__main__":\n    pass\nif True:\n', "the main block comes last"),
+        (
+            'if __name__ == "__main__":\n',
+            'if __name__ == "__main__":\n    x = 1\n',
+            "comment that marks its first step",
+        ),
+        (
+            'if __name__ == "__main__":\n',
+            'if __name__ == "__main__":\n    pass\nif True:\n',
+            "the main block comes last",
+        ),
     ],
 )
 def test_layout_is_reported(tmp_path, old, new, complaint):

@@ -45,7 +45,9 @@ FILMED = json.loads(VIDEOS.DATA.read_text())
 def site(tmp_path_factory, request):
     """The folder of the site, built once for all workers, and what was said while it was built."""
     shared = hasattr(request.config, "workerinput")
-    folder = (tmp_path_factory.getbasetemp().parent if shared else tmp_path_factory.getbasetemp()) / "site"
+    folder = (
+        tmp_path_factory.getbasetemp().parent if shared else tmp_path_factory.getbasetemp()
+    ) / "site"
     log = folder.with_suffix(".log")
     try:
         folder.with_suffix(".lock").mkdir()
@@ -73,7 +75,9 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         attributes = dict(attributes)
-        self.anchors |= {attributes[name] for name in ("id", "name") if name in attributes and tag != "meta"}
+        self.anchors |= {
+            attributes[name] for name in ("id", "name") if name in attributes and tag != "meta"
+        }
         if tag == "a" and attributes.get("href"):
             self.links.append(attributes["href"])
         elif tag == "link" and attributes.get("rel") not in ("canonical", "prev", "next"):
@@ -94,7 +98,9 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="session")
 def pages(site):
-    return {path.relative_to(site[0]).as_posix(): Page(path) for path in sorted(site[0].rglob("*.html"))}
+    return {
+        path.relative_to(site[0]).as_posix(): Page(path) for path in sorted(site[0].rglob("*.html"))
+    }
 
 
 def nav_of(entries):
@@ -109,19 +115,27 @@ def nav():
 
 
 def test_every_page_is_in_the_nav():
-    there = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")} | ON_THE_SITE_ONLY
+    there = {
+        path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")
+    } | ON_THE_SITE_ONLY
     missing = sorted(there - set(nav()))
-    assert not missing, f"not in the nav of mkdocs.yml: {', '.join(f'docs/{page}' for page in missing)}"
+    assert not missing, (
+        f"not in the nav of mkdocs.yml: {', '.join(f'docs/{page}' for page in missing)}"
+    )
     assert sorted(nav()) == sorted(set(nav())), "twice in the nav"
 
 
 def test_every_extra_is_on_the_page():
     told = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "installation.md").read_text(), re.M)
-    assert sorted(told) == sorted(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    assert sorted(told) == sorted(
+        tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    )
 
 
 def test_lists_of_github_are_lists_of_markdown():
-    text = "1. one\n   more\n\n   ```bash\n   a\n     b\n   ```\n\n2. two\n\n```text\n  x\n```\n  - y"
+    text = (
+        "1. one\n   more\n\n   ```bash\n   a\n     b\n   ```\n\n2. two\n\n```text\n  x\n```\n  - y"
+    )
     wanted = "1. one\n    more\n\n    ```bash\n    a\n      b\n    ```\n\n2. two\n\n```text\n  x\n```\n    - y"
     assert HOOKS.indent_lists(text) == wanted
 
@@ -137,7 +151,9 @@ def test_builds_strictly(site):
 def test_links_and_anchors(site, pages):
     broken, followed = [], 0
     for name, page in pages.items():
-        for link in page.links + page.loads if name != "404.html" else ():  # whose links start at the root of the server
+        for link in (
+            page.links + page.loads if name != "404.html" else ()
+        ):  # whose links start at the root of the server
             target = urlsplit(urljoin(f"http://site/{name}", link))
             path, anchor = unquote(target.path).lstrip("/"), unquote(target.fragment)
             path += "index.html" if path.endswith("/") or not path else ""
@@ -153,7 +169,9 @@ def test_links_and_anchors(site, pages):
 
 
 def test_nothing_comes_from_elsewhere(site, pages):
-    outside = {load for page in pages.values() for load in page.loads if re.match(r"(https?:)?//", load)}
+    outside = {
+        load for page in pages.values() for load in page.loads if re.match(r"(https?:)?//", load)
+    }
     assert outside == set()
     for path in site[0].rglob("*.css"):
         assert not re.findall(r"(?:url\(|@import\s*)['\"]?(?:https?:)?//", path.read_text()), path
@@ -176,11 +194,21 @@ def test_a_detail_is_explained_beside_its_line(site):
         note, code = section.split('<div class="highlight source">')
         beside |= {int(n): note for n in re.findall(r'id="L(\d+)"', code)[:1]}
     lines = FILES["ppo"].read_text().splitlines()
-    for number, words in {5: "exponentially weighted mean", 11: "one strange minibatch", 13: "share nothing"}.items():
-        line = next(n for n, line in enumerate(lines, 1) if re.search(rf"\[core {number}\]", line) and n > 40)
+    for number, words in {
+        5: "exponentially weighted mean",
+        11: "one strange minibatch",
+        13: "share nothing",
+    }.items():
+        line = next(
+            n
+            for n, line in enumerate(lines, 1)
+            if re.search(rf"\[core {number}\]", line) and n > 40
+        )
         assert words in re.sub(r"\s+", " ", beside[line]), number
         assert re.search(rf"test_core_{number}_\w+", beside[line]), number
-    assert "Whatever is wrong is told in one line" in re.sub(r"\s+", " ", html)  # of docs/anatomy.md
+    assert "Whatever is wrong is told in one line" in re.sub(
+        r"\s+", " ", html
+    )  # of docs/anatomy.md
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -191,7 +219,9 @@ def test_every_file_has_a_parent_and_a_diff(site, name):
         html = (site[0] / "diff" / name / "index.html").read_text()
         shown = len(re.findall(r'<tr class="(?:removed|changed|same)">', html))
         assert shown == len(FILES[parent].read_text().splitlines())
-        assert f"{parent}.py → {name}.py" in html and re.search(r'<tr class="(?:added|changed)">', html)
+        assert f"{parent}.py → {name}.py" in html and re.search(
+            r'<tr class="(?:added|changed)">', html
+        )
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +230,9 @@ def address(site):
         def log_message(self, *_):
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=site[0]))
+    server = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Quiet, directory=site[0])
+    )
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/"
     server.shutdown()
@@ -212,7 +244,9 @@ def go(browser, url):
 
 
 def fetched(browser, address):
-    return [url for url in browser.requests if not url.startswith((address, "data:", "blob:", "about:"))]
+    return [
+        url for url in browser.requests if not url.startswith((address, "data:", "blob:", "about:"))
+    ]
 
 
 @needs_chromium
@@ -221,12 +255,21 @@ def test_home_in_a_browser(address):
     with Browser(address) as browser:
         browser.wait_for("performance.getEntriesByType('resource').length > 3")
         entries = "[...performance.getEntriesByType('navigation'), ...performance.getEntriesByType('resource')]"
-        assert 20_000 < browser.evaluate(f"{entries}.reduce((sum, entry) => sum + entry.transferSize, 0)") < 1_000_000
-        assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        assert (
+            20_000
+            < browser.evaluate(f"{entries}.reduce((sum, entry) => sum + entry.transferSize, 0)")
+            < 1_000_000
+        )
+        assert (
+            browser.evaluate("getComputedStyle(document.body).backgroundColor")
+            == "rgb(255, 255, 255)"
+        )
         browser.evaluate("document.querySelector('.md-search__input').focus()")
         browser("Input.insertText", text="bootstrapped truncated")
         browser.wait_for("document.querySelectorAll('.md-search-result__link').length > 0")
-        found = browser.evaluate("[...document.querySelectorAll('.md-search-result__link')].map(link => link.href)")
+        found = browser.evaluate(
+            "[...document.querySelectorAll('.md-search-result__link')].map(link => link.href)"
+        )
         assert any("rl-algorithms/ppo/" in link for link in found), found
         assert fetched(browser, address) == [] and browser.errors == []
 
@@ -234,7 +277,12 @@ def test_home_in_a_browser(address):
 @needs_chromium
 def test_pages_on_a_phone(address):
     """No page is wider than the screen or complains in the console; every other one is looked at in the dark, and is dark."""
-    names = [*(re.sub(r"(index)?\.md$", "", page) for page in nav()), "code/ppo", "diff/dqn", "source/tests/test_ppo.py"]
+    names = [
+        *(re.sub(r"(index)?\.md$", "", page) for page in nav()),
+        "code/ppo",
+        "diff/dqn",
+        "source/tests/test_ppo.py",
+    ]
     with Browser(address, width=375, height=800) as browser:
         for i, name in enumerate(names):
             scheme = {"name": "prefers-color-scheme", "value": "dark" if i % 2 else "light"}
@@ -243,27 +291,43 @@ def test_pages_on_a_phone(address):
             width = browser.evaluate("document.documentElement.scrollWidth")
             assert width <= 375, f"{name} is {width} wide"
             color = browser.evaluate("getComputedStyle(document.body).backgroundColor")
-            assert (max(map(int, re.findall(r"\d+", color)[:3])) < 80) == bool(i % 2), f"{name}: {color}"
+            assert (max(map(int, re.findall(r"\d+", color)[:3])) < 80) == bool(i % 2), (
+                f"{name}: {color}"
+            )
         assert browser.errors == [] and fetched(browser, address) == []
 
 
 def test_ablations_are_in_step():
     """Each edit fits its file and changes it; each core and continuous detail has one, but core 12, which only measures."""
-    ablations, report = load(ROOT / "benchmark" / "ablations.py"), load(ROOT / "results" / "ablations.py")
+    ablations, report = (
+        load(ROOT / "benchmark" / "ablations.py"),
+        load(ROOT / "results" / "ablations.py"),
+    )
     variants = ablations.variants()
-    details = {f"core_{n}" for n in range(1, 14) if n != 12} | {f"continuous_{n}" for n in range(1, 10)}
+    details = {f"core_{n}" for n in range(1, 14) if n != 12} | {
+        f"continuous_{n}" for n in range(1, 10)
+    }
     assert {name for name in variants if not name.startswith("task_")} == details
-    tasks = {task: (source, flags) for name, (task, source, flags) in variants.items() if name.startswith("task_")}
+    tasks = {
+        task: (source, flags)
+        for name, (task, source, flags) in variants.items()
+        if name.startswith("task_")
+    }
     for name in details:
         task, source, flags = variants[name]
         assert (source, flags) != tasks[task], name
         compile(source, name, "exec")
-    assert report.block(report.read()) in report.PAGE.read_text(), "run: python results/ablations.py"
+    assert report.block(report.read()) in report.PAGE.read_text(), (
+        "run: python results/ablations.py"
+    )
 
 
 def test_ablation_curves(tmp_path, monkeypatch):
     """From run folders to the numbers of the table: unfinished runs and unpaired seeds do not count."""
-    ablations, report = load(ROOT / "benchmark" / "ablations.py"), load(ROOT / "results" / "ablations.py")
+    ablations, report = (
+        load(ROOT / "benchmark" / "ablations.py"),
+        load(ROOT / "results" / "ablations.py"),
+    )
     name = f"task_{report.TASKS.index('CartPole-v1')}"
     for exp_name, seed, steps, final in [
         (name, 1, 1000, 9.0),
@@ -272,7 +336,12 @@ def test_ablation_curves(tmp_path, monkeypatch):
         ("core_9", 3, 500, 1.0),
     ]:
         run = tmp_path / "runs" / f"CartPole-v1__ablation_{exp_name}__{seed}__1"
-        flags = {"exp_name": f"ablation_{exp_name}", "seed": seed, "env_id": "CartPole-v1", "total_timesteps": 1000}
+        flags = {
+            "exp_name": f"ablation_{exp_name}",
+            "seed": seed,
+            "env_id": "CartPole-v1",
+            "total_timesteps": 1000,
+        }
         about = {
             "args": flags | {"num_envs": 1, "num_steps": 100},
             "start_time": 0,
@@ -290,7 +359,10 @@ def test_ablation_curves(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "STEPS", 1000)
     monkeypatch.setattr(report, "PAGE", tmp_path / "page.md")
     data = report.read()
-    assert {variant: sorted(runs) for variant, runs in data.items()} == {name: [1, 2], "core_9": [1]}
+    assert {variant: sorted(runs) for variant, runs in data.items()} == {
+        name: [1, 2],
+        "core_9": [1],
+    }
     (row,) = [line for line in report.table(data).splitlines() if line.startswith("| core 9 |")]
     assert row.endswith("| 1 | 9.0 | 3.0 |")
     report.draw(next(a for a in report.PLAN["ablation"] if a["detail"] == "core 9"), data)
@@ -306,12 +378,21 @@ def test_film_of_a_trained_agent(name):
     python, file, *words = shlex.split(told["command"])
     assert (python, file) == ("python", f"cleanrl/{stem}.py") and len(told["returns"]) == 10
     args = tyro.cli(runpy.run_path(str(FILES[stem]))["Args"], args=words)
-    assert (args.env_id, args.seed, args.total_timesteps) == (told["env_id"], told["train_seed"], told["of_steps"])
+    assert (args.env_id, args.seed, args.total_timesteps) == (
+        told["env_id"],
+        told["train_seed"],
+        told["of_steps"],
+    )
     page = ROOT / "docs" / HOOKS.about_file(stem)[0]
-    assert VIDEOS.block(name) in page.read_text(), f"{page.name} has other lines than these:\n{VIDEOS.block(name)}"
+    assert VIDEOS.block(name) in page.read_text(), (
+        f"{page.name} has other lines than these:\n{VIDEOS.block(name)}"
+    )
     with VideoFileClip(str(VIDEOS.VIDEOS / f"{name}.mp4")) as clip:
         frames = list(clip.iter_frames())
-    assert len(frames) == pytest.approx(told["seconds"][0] * clip.fps, abs=2) and clip.size[0] == VIDEOS.WIDTH
+    assert (
+        len(frames) == pytest.approx(told["seconds"][0] * clip.fps, abs=2)
+        and clip.size[0] == VIDEOS.WIDTH
+    )
     assert np.abs(frames[0].astype(int) - frames[-1]).max() > 50  # of 255
 
 
@@ -321,22 +402,34 @@ def test_films_are_light_and_pages_without_one_say_why():
     sizes = [path.stat().st_size for path in VIDEOS.VIDEOS.iterdir()]
     assert max(sizes) < 500_000 and sum(sizes) < 6_000_000
     for page in (ROOT / "docs" / "rl-algorithms").glob("*.md"):
-        told = re.search(r"\]\(videos/|no video( yet| of a trained)|video of a trained agent", page.read_text())
-        assert told or page.stem == "ppo-details", f"{page.name} has no video of a trained agent, and does not say why"
+        told = re.search(
+            r"\]\(videos/|no video( yet| of a trained)|video of a trained agent", page.read_text()
+        )
+        assert told or page.stem == "ppo-details", (
+            f"{page.name} has no video of a trained agent, and does not say why"
+        )
 
 
 @needs_chromium
 def test_films_play_in_the_browser(address):
     """When they are asked to and not before; a still is shown until then."""
     with Browser(f"{address}rl-algorithms/ppo/") as browser:
-        films = browser.evaluate("(films = [...document.querySelectorAll('figure.film video')]).length")
+        films = browser.evaluate(
+            "(films = [...document.querySelectorAll('figure.film video')]).length"
+        )
         assert films == (ROOT / "docs" / "rl-algorithms" / "ppo.md").read_text().count(".mp4)") > 0
         assert [url for url in browser.requests if url.endswith(".mp4")] == []
         for i in range(films):
-            assert browser.evaluate(f"films[{i}].paused && films[{i}].controls && films[{i}].poster.endsWith('.jpg')")
-            assert "evaluation episodes" in browser.evaluate(f"films[{i}].nextElementSibling.textContent")
+            assert browser.evaluate(
+                f"films[{i}].paused && films[{i}].controls && films[{i}].poster.endsWith('.jpg')"
+            )
+            assert "evaluation episodes" in browser.evaluate(
+                f"films[{i}].nextElementSibling.textContent"
+            )
             browser.evaluate(f"films[{i}].play(), 0")
-            browser.wait_for(f"films[{i}].currentTime > 0.5 && films[{i}].videoWidth === {VIDEOS.WIDTH}")
+            browser.wait_for(
+                f"films[{i}].currentTime > 0.5 && films[{i}].videoWidth === {VIDEOS.WIDTH}"
+            )
         assert browser.errors == [] and fetched(browser, address) == []
 
 
@@ -345,7 +438,9 @@ def test_cartpole_in_the_browser_is_gymnasiums(address):
     env = gym.make("CartPole-v1").unwrapped
     rng, mine, truth = np.random.default_rng(0), [], []
     with Browser(f"{address}try-it/") as browser:
-        browser.wait_for("document.querySelector('#cartpole canvas').width > 0 && !document.querySelector('#cartpole').hidden")
+        browser.wait_for(
+            "document.querySelector('#cartpole canvas').width > 0 && !document.querySelector('#cartpole').hidden"
+        )
         assert browser.evaluate("document.querySelector('h1').firstChild.textContent") == "Try it"
         for _ in range(5):
             env.reset(seed=int(rng.integers(1000)))
@@ -361,7 +456,9 @@ def test_cartpole_in_the_browser_is_gymnasiums(address):
         assert sum(row[-1] for row in truth) >= 3
 
         # the agent: its probabilities are those of the exported network, and it plays as well as it did in Gymnasium
-        checkpoints = json.loads((ROOT / "docs" / "try-it" / "cartpole.json").read_text())["checkpoints"]
+        checkpoints = json.loads((ROOT / "docs" / "try-it" / "cartpole.json").read_text())[
+            "checkpoints"
+        ]
         browser(
             "Runtime.evaluate",
             expression="fetch('cartpole.json').then(x => x.json()).then(x => { window.agents = x.checkpoints })",
@@ -372,7 +469,9 @@ def test_cartpole_in_the_browser_is_gymnasiums(address):
             for layer in checkpoints[-1]["layers"]:
                 logits = np.array(layer["weight"]) @ x + layer["bias"]
                 x = np.tanh(logits)
-            chance = browser.evaluate(f"cartpole.chance(agents.at(-1).layers, {json.dumps(state.tolist())})")
+            chance = browser.evaluate(
+                f"cartpole.chance(agents.at(-1).layers, {json.dumps(state.tolist())})"
+            )
             assert chance == pytest.approx(np.exp(logits[1]) / np.exp(logits).sum(), abs=1e-9)
         play = "[...Array(20)].map(() => cartpole.play(agents.at({}).layers, Math.random)).reduce((a, b) => a + b) / 20"
         first, last = browser.evaluate(play.format(0)), browser.evaluate(play.format(-1))
@@ -380,9 +479,13 @@ def test_cartpole_in_the_browser_is_gymnasiums(address):
 
         # what a visitor does: the slider shows another checkpoint, and the game goes on
         last_step = f"{checkpoints[-1]['step']:,}"
-        browser.evaluate("slider = document.querySelector('[data-part=slider]'); slider.value = slider.max")
+        browser.evaluate(
+            "slider = document.querySelector('[data-part=slider]'); slider.value = slider.max"
+        )
         browser.evaluate("slider.dispatchEvent(new Event('input'))")
-        assert browser.evaluate("document.querySelector('[data-part=step]').textContent") == last_step
+        assert (
+            browser.evaluate("document.querySelector('[data-part=step]').textContent") == last_step
+        )
         browser.wait_for("Number(document.querySelector('[data-part=now]').textContent) > 5")
         assert browser.errors == [] and fetched(browser, address) == []
 
@@ -396,8 +499,12 @@ def test_exported_agent_is_the_runs(tmp_path):
     for step in (512, 1024):
         shutil.copy(run / "checkpoint.pt", run / "snapshots" / f"{step}.pt")
     told = try_it.export(run, episodes=2)["checkpoints"]
-    assert [x["step"] for x in told] == [512, 1024] and all(8 <= x["mean_return"] <= 500 for x in told)
-    np.testing.assert_allclose(told[0]["layers"][2]["weight"], weights(run)["actor.4.weight"], atol=5e-5)
+    assert [x["step"] for x in told] == [512, 1024] and all(
+        8 <= x["mean_return"] <= 500 for x in told
+    )
+    np.testing.assert_allclose(
+        told[0]["layers"][2]["weight"], weights(run)["actor.4.weight"], atol=5e-5
+    )
     (run / "run.json").write_text((run / "run.json").read_text().replace('"ppo.py"', '"dqn.py"'))
     with pytest.raises(SystemExit, match=r"is not a run of ppo\.py"):
         try_it.export(run)
@@ -406,7 +513,9 @@ def test_exported_agent_is_the_runs(tmp_path):
 def test_the_limit_for_lqr_works(tmp_path, monkeypatch):
     """The module of docs/troubleshooting.md: with it, episodes end after 1000 steps, as truncated."""
     pytest.importorskip("dm_control", reason="dm_control has no build for Python 3.13")
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "troubleshooting.md").read_text(), re.S)
+    (code,) = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "troubleshooting.md").read_text(), re.S
+    )
     (tmp_path / "my_envs.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     env = gym.make("my_envs:Lqr-v0")

@@ -13,7 +13,9 @@ import pytest
 from cleanrl_utils import speed
 
 ROOT = Path(__file__).parents[1]
-needs_uv = pytest.mark.skipif(not (shutil.which("uv") or shutil.which(ROOT / ".uv/bin/uv")), reason="uv is not installed")
+needs_uv = pytest.mark.skipif(
+    not (shutil.which("uv") or shutil.which(ROOT / ".uv/bin/uv")), reason="uv is not installed"
+)
 
 
 def run(*flags):
@@ -24,7 +26,12 @@ def run(*flags):
 def test_warm_up_is_left_out():
     slow_start = [(0, 0.0), (100, 50.0), (200, 60.0), (600, 62.0), (1000, 64.0)]
     assert speed.measure(slow_start) == {"steps": 800, "seconds": 4.0}
-    cut_between_marks = [(512, 3.0), (1024, 4.0), (1536, 5.0), (5120, 12.0)]  # 20% are 1024 steps: the second mark
+    cut_between_marks = [
+        (512, 3.0),
+        (1024, 4.0),
+        (1536, 5.0),
+        (5120, 12.0),
+    ]  # 20% are 1024 steps: the second mark
     assert speed.measure(cut_between_marks) == {"steps": 4096, "seconds": 8.0}
 
 
@@ -35,26 +42,50 @@ def test_nothing_left_after_the_warm_up():
 
 def test_side_by_side_only_the_time_of_both_counts():
     """Past the warm-up of both, and before the first is done."""
-    ours, theirs = [(10 * i, 100.0 + i) for i in range(11)], [(10 * i, 104.0 + 2 * i) for i in range(11)]
-    assert speed.measure(ours, theirs) == {"steps": 20, "seconds": 2.0}, "from 108, where they are past 20%, to 110"
+    ours, theirs = (
+        [(10 * i, 100.0 + i) for i in range(11)],
+        [(10 * i, 104.0 + 2 * i) for i in range(11)],
+    )
+    assert speed.measure(ours, theirs) == {"steps": 20, "seconds": 2.0}, (
+        "from 108, where they are past 20%, to 110"
+    )
     assert speed.measure(theirs, ours) == {"steps": 10, "seconds": 2.0}
     with pytest.raises(SystemExit, match="too small"):
         speed.measure(ours, [(step, when + 7) for step, when in theirs])
 
 
 def test_packages_come_from_the_constraints():
-    assert list(speed.with_packages("stable-baselines3==2.9.2")) == ["--with", "stable-baselines3==2.9.2"]
-    (torch_line,) = (line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
+    assert list(speed.with_packages("stable-baselines3==2.9.2")) == [
+        "--with",
+        "stable-baselines3==2.9.2",
+    ]
+    (torch_line,) = (
+        line
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if line.startswith("torch==")
+    )
     assert list(speed.with_packages("torch")) == ["--with", torch_line]
     for peers in speed.PEERS.values():
         for _, _, packages in peers.values():
-            assert len(list(speed.with_packages(packages))) >= 2 * len(packages.split()), "a package is not in constraints.txt"
+            assert len(list(speed.with_packages(packages))) >= 2 * len(packages.split()), (
+                "a package is not in constraints.txt"
+            )
 
 
 @needs_uv
 def test_table_and_raw_figures(tmp_path):
     before = set(ROOT.glob("runs/*"))
-    done = run("ppo", "--rounds", 1, "--total-timesteps", 5120, "--peers", "sb3", "--json", tmp_path / "speed.json")
+    done = run(
+        "ppo",
+        "--rounds",
+        1,
+        "--total-timesteps",
+        5120,
+        "--peers",
+        "sb3",
+        "--json",
+        tmp_path / "speed.json",
+    )
     assert done.returncode == 0, done.stderr
     assert set(ROOT.glob("runs/*")) == before
 
@@ -64,11 +95,20 @@ def test_table_and_raw_figures(tmp_path):
     assert figures["bare"]["steps"] == figures["ours"]["steps"] == figures["sb3"]["steps"] == 4096
     rates = {program: figure["steps"] / figure["seconds"] for program, figure in figures.items()}
     assert 0 < rates["ours"] < rates["bare"] and 0 < rates["sb3"] < rates["bare"]
-    assert raw["versions"]["sb3"]["torch"].split("+")[0] == raw["versions"]["ours"]["torch"].split("+")[0]
+    assert (
+        raw["versions"]["sb3"]["torch"].split("+")[0]
+        == raw["versions"]["ours"]["torch"].split("+")[0]
+    )
     assert raw["settings"]["env_id"] == "CartPole-v1" and raw["settings"]["total_timesteps"] == 5120
 
-    rows = {row[0]: row[1:] for row in (re.split(r"\s{2,}", line) for line in done.stdout.splitlines())}
-    for name, program in {"cleanrl/ppo.py": "ours", "Stable-Baselines3": "sb3", "bare environments": "bare"}.items():
+    rows = {
+        row[0]: row[1:] for row in (re.split(r"\s{2,}", line) for line in done.stdout.splitlines())
+    }
+    for name, program in {
+        "cleanrl/ppo.py": "ours",
+        "Stable-Baselines3": "sb3",
+        "bare environments": "bare",
+    }.items():
         shown = f"{rates[program]:,.0f}"
         assert rows[name][:2] == [shown, f"{shown} - {shown}"]
         assert rows[name][-1] == f"{rates[program] / rates['bare']:.1%}"
@@ -78,7 +118,10 @@ def test_table_and_raw_figures(tmp_path):
 
 @pytest.mark.slow
 @needs_uv
-@pytest.mark.skipif(not shutil.which("taskset") or len(os.sched_getaffinity(0)) < 2, reason="needs Linux and two cores")
+@pytest.mark.skipif(
+    not shutil.which("taskset") or len(os.sched_getaffinity(0)) < 2,
+    reason="needs Linux and two cores",
+)
 def test_side_by_side(monkeypatch, capsys, tmp_path):
     """Both at once, each on a core of its own, and on the other's in the next round."""
     commands, subprocess_run = [], subprocess.run
@@ -88,22 +131,43 @@ def test_side_by_side(monkeypatch, capsys, tmp_path):
         return subprocess_run(command, **settings)
 
     monkeypatch.setattr(speed.subprocess, "run", record)
-    flags = dict(rounds=2, total_timesteps=163_840, peers=("sb3",), side_by_side=True, json=tmp_path / "speed.json")
+    flags = dict(
+        rounds=2,
+        total_timesteps=163_840,
+        peers=("sb3",),
+        side_by_side=True,
+        json=tmp_path / "speed.json",
+    )
     speed.main(speed.Args("ppo", **flags))
     first, second = map(str, sorted(os.sched_getaffinity(0))[:2])
-    assert [command[2] for command in commands if command[0] == "taskset"] == [second, first, first, second]
+    assert [command[2] for command in commands if command[0] == "taskset"] == [
+        second,
+        first,
+        first,
+        second,
+    ]
     for figures in json.loads((tmp_path / "speed.json").read_text())["rounds"]:
-        assert 0 < figures["sb3"]["steps"] < 0.8 * 163_840, "it was begun later, and was not done when ours was"
-        assert figures["ours"]["seconds"] == pytest.approx(figures["sb3"]["seconds"], rel=0.3), "the same seconds"
+        assert 0 < figures["sb3"]["steps"] < 0.8 * 163_840, (
+            "it was begun later, and was not done when ours was"
+        )
+        assert figures["ours"]["seconds"] == pytest.approx(figures["sb3"]["seconds"], rel=0.3), (
+            "the same seconds"
+        )
     assert "one CPU thread each, at the same time" in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_one_of_our_own_files_can_be_a_peer(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(speed.PEERS["ppo"], "dqn", ("cleanrl/dqn.py", "dqn", ""))
-    speed.main(speed.Args("ppo", rounds=1, total_timesteps=15_360, peers=("dqn",), json=tmp_path / "speed.json"))
+    speed.main(
+        speed.Args(
+            "ppo", rounds=1, total_timesteps=15_360, peers=("dqn",), json=tmp_path / "speed.json"
+        )
+    )
     (figures,) = json.loads((tmp_path / "speed.json").read_text())["rounds"]
-    assert figures.keys() == {"ours", "dqn", "bare"} and figures["dqn"]["steps"] == 5000  # from 10,000 on
+    assert (
+        figures.keys() == {"ours", "dqn", "bare"} and figures["dqn"]["steps"] == 5000
+    )  # from 10,000 on
     assert re.search(r"^cleanrl/dqn.py .* times as fast", capsys.readouterr().out, re.M)
 
 
@@ -123,16 +187,29 @@ def test_programs_of_one_call(monkeypatch, capsys, tmp_path):
     speed.main(speed.Args("ppo_jax", rounds=1, peers=("rejax",), json=tmp_path / "speed.json"))
     raw = json.loads((tmp_path / "speed.json").read_text())
     (figures,) = raw["rounds"]
-    assert figures["ours"]["steps"] == 8 * 16 * 512 and figures["rejax"]["steps"] == 10 * 16 * 512  # of its second call
+    assert (
+        figures["ours"]["steps"] == 8 * 16 * 512 and figures["rejax"]["steps"] == 10 * 16 * 512
+    )  # of its second call
     assert raw["versions"]["rejax"]["jax"] == raw["versions"]["ours"]["jax"]
-    assert figures["ours"]["seconds"] < 3 * figures["rejax"]["seconds"] < 60, "compilation was measured"
-    assert re.search(r"^81,920 steps a run.*^rejax .* times as fast", capsys.readouterr().out, re.M | re.S)
+    assert figures["ours"]["seconds"] < 3 * figures["rejax"]["seconds"] < 60, (
+        "compilation was measured"
+    )
+    assert re.search(
+        r"^81,920 steps a run.*^rejax .* times as fast", capsys.readouterr().out, re.M | re.S
+    )
 
 
 def test_medians_of_the_ratios_round_by_round(capsys):
     """A machine that is slow for one whole round changes no ratio."""
-    seconds = [{"ours": 1, "sb3": 2, "bare": 0.5}, {"ours": 10, "sb3": 20, "bare": 5}, {"ours": 1, "sb3": 3, "bare": 0.5}]
-    rounds = [{program: {"steps": 1000, "seconds": s} for program, s in figures.items()} for figures in seconds]
+    seconds = [
+        {"ours": 1, "sb3": 2, "bare": 0.5},
+        {"ours": 10, "sb3": 20, "bare": 5},
+        {"ours": 1, "sb3": 3, "bare": 0.5},
+    ]
+    rounds = [
+        {program: {"steps": 1000, "seconds": s} for program, s in figures.items()}
+        for figures in seconds
+    ]
     speed.print_table({"ours": "Ours", "sb3": "Theirs", "bare": "Bare"}, rounds)
     rows = [re.split(r"\s{2,}", line) for line in capsys.readouterr().out.splitlines()]
     assert rows[1] == ["Ours", "1,000", "100 - 1,000", "50.0%"]
@@ -150,16 +227,24 @@ def test_unknown_algorithm_is_one_line():
     "flags, line",
     [
         (dict(peers=("sb3", "sb4")), "unknown peer sb4: ppo has sb3, sbx"),
-        (dict(side_by_side=True), "--side-by-side is for one peer: add --peers with one of sb3, sbx"),
+        (
+            dict(side_by_side=True),
+            "--side-by-side is for one peer: add --peers with one of sb3, sbx",
+        ),
         (dict(rounds=0), "rounds must be at least 1"),
         (dict(json=Path("no/such/folder/speed.json")), "cannot write no/such/folder/speed.json"),
-        (dict(peers=(), total_timesteps=3), "ours failed: .*total_timesteps.*"),  # what our own file says
+        (
+            dict(peers=(), total_timesteps=3),
+            "ours failed: .*total_timesteps.*",
+        ),  # what our own file says
     ],
 )
 def test_bad_input_is_one_line(flags, line, capsys):
     with pytest.raises(SystemExit) as stopped:
         speed.main(speed.Args("ppo", **flags))
-    assert re.fullmatch(line, stopped.value.code)  # Python prints it on stderr, without a traceback, and exits with 1
+    assert re.fullmatch(
+        line, stopped.value.code
+    )  # Python prints it on stderr, without a traceback, and exits with 1
     assert capsys.readouterr() == ("", "")
 
 
@@ -176,4 +261,6 @@ def test_a_peer_that_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(speed, "PROGRAMS", tmp_path)
     with pytest.raises(SystemExit) as stopped:
         speed.main(speed.Args("ppo", total_timesteps=1024, peers=("broken",)))
-    assert stopped.value.code == "broken failed: ModuleNotFoundError: No module named 'no_such_module'"
+    assert (
+        stopped.value.code == "broken failed: ModuleNotFoundError: No module named 'no_such_module'"
+    )

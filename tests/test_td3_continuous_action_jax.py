@@ -44,7 +44,11 @@ def test_td3_1_two_networks_are_computed_as_one(file, tmp_path):
         expected = names["QNetwork"]().apply(jax.tree.map(lambda x: x[i], params), obs, actions)  # noqa: B023
         np.testing.assert_allclose(values[i], expected, atol=1e-6)
     kernels = [x for x in jax.tree.leaves(params) if x.ndim == 3]
-    assert values.shape == (2, 8, 1) and len(kernels) == 3 and all((x[0] != x[1]).mean() > 0.99 for x in kernels)
+    assert (
+        values.shape == (2, 8, 1)
+        and len(kernels) == 3
+        and all((x[0] != x[1]).mean() > 0.99 for x in kernels)
+    )
 
 
 def test_td3_1_td3_3_updates_are_those_of_the_twin(file, tmp_path):
@@ -61,7 +65,10 @@ def test_td3_2_updates_are_counted_in_environment_steps(file, tmp_path):
     check_schedule(updates, 2, 99, 102, turns)
     assert check_targets(names, updates, is_due, "actor", "q_networks") == [9, 3]
     assert check_actions(names, updates) == (100, 1)
-    assert (updates_of(names["agent"], "q_networks"), updates_of(names["agent"], "actor")) == (12, 3)
+    assert (updates_of(names["agent"], "q_networks"), updates_of(names["agent"], "actor")) == (
+        12,
+        3,
+    )
     check_losses(file, tmp_path, updates, 100)
 
 
@@ -69,7 +76,9 @@ def test_td3_2_updates_are_counted_in_environment_steps(file, tmp_path):
     ("env_id", "num_envs", "values"),
     [
         ("ContinuousProbe/TwoEnds-v0", 3, {-1: [1, 1], 1: [2, 2]}),
-        pytest.param("Probe/ContinuousTargetFromObs-v0", 3, {-1: [0, -1], 1: [-1, 0]}, marks=pytest.mark.slow),
+        pytest.param(
+            "Probe/ContinuousTargetFromObs-v0", 3, {-1: [0, -1], 1: [-1, 0]}, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_values_of_probes(file, tmp_path, env_id, num_envs, values):
@@ -82,4 +91,9 @@ def test_values_of_probes(file, tmp_path, env_id, num_envs, values):
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_learns_pendulum(file, tmp_path, seed):
     """-137 with seed 1."""
-    assert learn_pendulum(file, tmp_path, *rates(file, 0.002), "--total-timesteps", 7000, "--seed", seed) >= -250
+    assert (
+        learn_pendulum(
+            file, tmp_path, *rates(file, 0.002), "--total-timesteps", 7000, "--seed", seed
+        )
+        >= -250
+    )

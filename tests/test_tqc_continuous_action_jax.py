@@ -28,7 +28,14 @@ from tests.test_ddpg_continuous_action_jax import (  # noqa: F401  the imported 
     test_same_seed_same_bits,
     updates_of,
 )
-from tests.test_sac_continuous_action_jax import check_step, dense, doubles, entropy_losses, policy, squash
+from tests.test_sac_continuous_action_jax import (
+    check_step,
+    dense,
+    doubles,
+    entropy_losses,
+    policy,
+    squash,
+)
 
 FEW = ("--num-critics", 3, "--num-quantiles", 5, "--drop-quantiles", 2)
 
@@ -51,8 +58,15 @@ def test_tqc_1_networks_of_quantiles(file, tmp_path):
     (obs, actions, *_), params = made_up(names), names["agent"]["q_networks"]
     got = names["q_networks"].apply(params, obs, actions)
     shapes = [params["params"][f"Dense_{i}"]["kernel"].shape for i in range(4)]
-    assert got.shape == (3, 8, 5) and shapes == [(3, 5, 512), (3, 512, 512), (3, 512, 512), (3, 512, 5)]
-    expected = quantiles(doubles(params), *(torch.tensor(np.asarray(x, float)) for x in (obs, actions)))
+    assert got.shape == (3, 8, 5) and shapes == [
+        (3, 5, 512),
+        (3, 512, 512),
+        (3, 512, 512),
+        (3, 512, 5),
+    ]
+    expected = quantiles(
+        doubles(params), *(torch.tensor(np.asarray(x, float)) for x in (obs, actions))
+    )
     np.testing.assert_allclose(got, expected.detach(), atol=1e-5)
     assert all(len(np.unique(got[:, row, 0])) == 3 for row in range(8))
 
@@ -63,10 +77,17 @@ def test_tqc_2_tqc_3_the_highest_are_dropped_and_the_loss_is_that_of_quantiles(f
     names, key = begin(file, *FEW), jax.random.key(1)
     agent, batch = shaken(names), made_up(names)
     after, losses = eager(names["learn_q"], agent, batch, key)
-    obs, actions, rewards, next_obs, terminated = (torch.tensor(np.asarray(x, float)) for x in batch)
-    params, alpha = doubles(agent["q_networks"]), np.exp(float(agent["actor"]["params"]["log_alpha"]))
+    obs, actions, rewards, next_obs, terminated = (
+        torch.tensor(np.asarray(x, float)) for x in batch
+    )
+    params, alpha = (
+        doubles(agent["q_networks"]),
+        np.exp(float(agent["actor"]["params"]["log_alpha"])),
+    )
     next_actions, next_log_probs = squash(*policy(doubles(agent["actor"])["params"], next_obs), key)
-    after_quantiles = quantiles(doubles(agent["target_q_networks"]), next_obs, next_actions).detach().numpy()
+    after_quantiles = (
+        quantiles(doubles(agent["target_q_networks"]), next_obs, next_actions).detach().numpy()
+    )
     values, loss, dropped = quantiles(params, obs, actions), 0, set()
     for row in range(8):
         kept = np.sort(after_quantiles[:, row].ravel())[: 3 * (5 - 2)]
@@ -90,12 +111,21 @@ def test_tqc_3_each_quantile_is_pulled_by_its_share(file, tmp_path):
     """Where all episodes end, the targets are the rewards: quantile i of 5 weighs what is above it by (i + 0.5) / 5."""
     names = begin(file, *FEW)
     agent, (obs, actions, rewards, next_obs, terminated) = shaken(names), made_up(names)
-    _, losses = eager(names["learn_q"], agent, [obs, actions, rewards, next_obs, np.ones_like(terminated)], jax.random.key(1))
-    values = quantiles(doubles(agent["q_networks"]), *(torch.tensor(np.asarray(x, float)) for x in (obs, actions)))
+    _, losses = eager(
+        names["learn_q"],
+        agent,
+        [obs, actions, rewards, next_obs, np.ones_like(terminated)],
+        jax.random.key(1),
+    )
+    values = quantiles(
+        doubles(agent["q_networks"]), *(torch.tensor(np.asarray(x, float)) for x in (obs, actions))
+    )
     errors, shares = np.asarray(rewards, float) - values.detach().numpy(), (np.arange(5) + 0.5) / 5
     hubers = np.where(np.abs(errors) <= 1, errors**2 / 2, np.abs(errors) - 0.5)
     assert (errors > 0).any() and (errors < 0).any()
-    assert losses["qf_loss"] == pytest.approx((np.where(errors > 0, shares, 1 - shares) * hubers).mean(), rel=1e-4)
+    assert losses["qf_loss"] == pytest.approx(
+        (np.where(errors > 0, shares, 1 - shares) * hubers).mean(), rel=1e-4
+    )
 
 
 def test_sac_5_the_actor_climbs_the_mean_of_all_quantiles(file, tmp_path):
@@ -127,7 +157,9 @@ def test_ddpg_6_updates_are_counted_in_environment_steps(file, tmp_path):
 @pytest.mark.slow
 def test_values_of_probes(file, tmp_path):
     """Of the actions -0.5 and 0.5; and load_policy takes the right ones in fresh environments, as every evaluation does."""
-    learned, returns = learn_probe(file, tmp_path, "Probe/ContinuousTargetFromObs-v0", 3, [-1, 1], "--total-timesteps", 240)
+    learned, returns = learn_probe(
+        file, tmp_path, "Probe/ContinuousTargetFromObs-v0", 3, [-1, 1], "--total-timesteps", 240
+    )
     np.testing.assert_allclose(learned, [[0, -1, -1, 0]] * 2, atol=0.15)
     assert np.mean(returns) > -0.1
 

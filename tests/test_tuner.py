@@ -60,16 +60,24 @@ def test_every_sampled_flag_reaches_the_script():
         torch_deterministic=[True, False], exp_name=["-a name", "b's $HOME"], checkpoint_interval=[3, 4],
     )  # fmt: skip
     ranges = dict(
-        gae_lambda=(0.9, 0.99), clip_coef=(0.1, 0.3), ent_coef=(-0.1, -0.01), vf_coef=(0.1, 1), max_grad_norm=(0.1, 1)
+        gae_lambda=(0.9, 0.99),
+        clip_coef=(0.1, 0.3),
+        ent_coef=(-0.1, -0.01),
+        vf_coef=(0.1, 1),
+        max_grad_norm=(0.1, 1),
     )
 
     def params_fn(trial):
-        flags = {"learning-rate": trial.suggest_float("learning-rate", 1e-5, 1e-4, log=True)}  # first, with a dash
+        flags = {
+            "learning-rate": trial.suggest_float("learning-rate", 1e-5, 1e-4, log=True)
+        }  # first, with a dash
         flags |= {name: trial.suggest_categorical(name, values) for name, values in choices.items()}
         return flags | {name: trial.suggest_float(name, *bounds) for name, bounds in ranges.items()}
 
     study = make(params_fn, {"CartPole-v1": [0, 500]}, PPO, workers=2).tune(2, 1)
-    assert len(trials(study, TrialState.COMPLETE)) == 2, [trial.user_attrs for trial in study.trials]
+    assert len(trials(study, TrialState.COMPLETE)) == 2, [
+        trial.user_attrs for trial in study.trials
+    ]
     for trial in study.trials:
         args = about(only_run(Path(trial.user_attrs["folder"], "CartPole-v1__1")))["args"]
         assert len(trial.params) == 20
@@ -81,7 +89,8 @@ def test_every_sampled_flag_reaches_the_script():
 
 
 @pytest.mark.parametrize(
-    "aggregation", ["average", *(pytest.param(x, marks=pytest.mark.slow) for x in ("median", "max", "min"))]
+    "aggregation",
+    ["average", *(pytest.param(x, marks=pytest.mark.slow) for x in ("median", "max", "min"))],
 )
 def test_score(aggregation):
     """Two environments of different scale, two seeds; a window of 5 values, each normalized, then all aggregated."""
@@ -98,19 +107,30 @@ def test_score(aggregation):
         for seed in (1, 2):
             last = [value for _, value in toy.returns(toy.Args(env_id, seed, x=2.0))][-window:]
             scores.append((sum(last) / window - low) / (high - low))
-    known = {"average": statistics.mean, "median": statistics.median, "max": max, "min": min}[aggregation](scores)
+    known = {"average": statistics.mean, "median": statistics.median, "max": max, "min": min}[
+        aggregation
+    ](scores)
     assert study.best_value == pytest.approx(known, rel=1e-5)
-    assert len({round(f(scores), 3) for f in (statistics.mean, statistics.median, max, min)}) == 4, "they could be told apart"
+    assert (
+        len({round(f(scores), 3) for f in (statistics.mean, statistics.median, max, min)}) == 4
+    ), "they could be told apart"
 
 
 def test_bare_score_direction_and_the_end_of_a_grid(capsys):
     sampler = optuna.samplers.GridSampler({"x": [3.0, 1.0, 2.0]})
     params_fn = lambda trial: {"x": trial.suggest_float("x", 0, 5)}  # noqa: E731
     study = make(
-        params_fn, sampler=sampler, direction="minimize", metric_last_n_average_window=1, pruner=optuna.pruners.NopPruner()
+        params_fn,
+        sampler=sampler,
+        direction="minimize",
+        metric_last_n_average_window=1,
+        pruner=optuna.pruners.NopPruner(),
     ).tune(9, 1)
     assert study.best_params == {"x": 1.0} and study.best_value == pytest.approx(11.0)
-    assert len(study.trials) == 3 and "the sampler has nothing left to try\n" in capsys.readouterr().out
+    assert (
+        len(study.trials) == 3
+        and "the sampler has nothing left to try\n" in capsys.readouterr().out
+    )
     assert sorted(trial.value for trial in study.trials) == pytest.approx([11, 21, 31])
 
 
@@ -120,14 +140,26 @@ def test_reports_do_not_depend_on_the_workers():
     values = []
     for workers in (1, 3):
         pruner, window = optuna.pruners.NopPruner(), 10
-        settings = dict(pruner=pruner, metric_last_n_average_window=window, study_name=f"with {workers}", workers=workers)
-        study = make(lambda trial: {"seconds": 0.5}, {"A": [0, 10], "B": [0, 100]}, **settings).tune(1, 3)
+        settings = dict(
+            pruner=pruner,
+            metric_last_n_average_window=window,
+            study_name=f"with {workers}",
+            workers=workers,
+        )
+        study = make(
+            lambda trial: {"seconds": 0.5}, {"A": [0, 10], "B": [0, 100]}, **settings
+        ).tune(1, 3)
         values.append(study.trials[0].intermediate_values)
     assert values[0] == values[1] and list(values[0]) == list(range(1, 61))
-    at = lambda seed, k: [v for step, v in toy.returns(toy.Args("A", seed)) if step <= 5 * k][-window:]  # noqa: E731
+    at = lambda seed, k: [v for step, v in toy.returns(toy.Args("A", seed)) if step <= 5 * k][
+        -window:
+    ]  # noqa: E731
     for s, k in [(1, 1), (1, 7), (2, 1), (3, 19), (3, 20)]:
         known = [statistics.mean(at(seed, 20 if seed < s else k)) / 10 for seed in range(1, s + 1)]
-        assert values[0][20 * (s - 1) + k] == pytest.approx(statistics.mean(known), rel=1e-5), (s, k)
+        assert values[0][20 * (s - 1) + k] == pytest.approx(statistics.mean(known), rel=1e-5), (
+            s,
+            k,
+        )
 
 
 def test_no_episode_is_lost(tmp_path):
@@ -140,7 +172,9 @@ def test_no_episode_is_lost(tmp_path):
         for start in range(0, len(data), 13):
             torn.write(data[start : start + 13])
             assert run.read() is None
-    assert run.values == pytest.approx([value for _, value in toy.returns(toy.Args(total_timesteps=40))], rel=1e-6)
+    assert run.values == pytest.approx(
+        [value for _, value in toy.returns(toy.Args(total_timesteps=40))], rel=1e-6
+    )
 
 
 def test_bad_trials_are_pruned_while_they_run(capsys):
@@ -153,11 +187,17 @@ def test_bad_trials_are_pruned_while_they_run(capsys):
     pruner = optuna.pruners.MedianPruner(n_startup_trials=1, n_warmup_steps=0)
     study = make(params_fn, pruner=pruner, workers=2).tune(3, 2)
     assert [trial.state.name for trial in study.trials] == ["COMPLETE", "COMPLETE", "PRUNED"]
-    pids = [int(pid) for path in Path().glob("tuning/*/trial-2/*/pids") for pid in path.read_text().split()]
+    pids = [
+        int(pid)
+        for path in Path().glob("tuning/*/trial-2/*/pids")
+        for pid in path.read_text().split()
+    ]
     assert len(pids) == 4
     wait_until(lambda: not any(map(is_alive, pids)), 5)
     assert "the end" in Path(study.trials[0].user_attrs["folder"], "A__1/output.log").read_text()
-    assert "the end" not in Path(study.trials[2].user_attrs["folder"], "A__1/output.log").read_text()
+    assert (
+        "the end" not in Path(study.trials[2].user_attrs["folder"], "A__1/output.log").read_text()
+    )
     assert re.search(r"^trial 2: pruned after \d+ of 40 reports", capsys.readouterr().out, re.M)
 
 
@@ -165,7 +205,9 @@ def test_failed_trials_are_no_scores(capsys):
     modes = ["good", "crash", "nan", "nan at the end", "silent"]
     study = make(lambda trial: {"mode": modes[trial.number]}, workers=2).tune(5, 2)
     by_mode = dict(zip(modes, study.trials, strict=True))
-    assert {mode: trial.state.name for mode, trial in by_mode.items()} == dict.fromkeys(modes, "FAIL") | {"good": "COMPLETE"}
+    assert {mode: trial.state.name for mode, trial in by_mode.items()} == dict.fromkeys(
+        modes, "FAIL"
+    ) | {"good": "COMPLETE"}
     assert all(by_mode[mode].value is None for mode in modes if mode != "good")
     reasons = {"crash": "x must be smaller", "silent": f"it logged no {METRIC}"}
     reasons |= dict.fromkeys(("nan", "nan at the end"), f"its {METRIC} is nan")
@@ -178,8 +220,17 @@ def test_failed_trials_are_no_scores(capsys):
         )
         assert Path(told.rpartition("see ")[2]).is_file()
     assert study.best_trial.number == 0
-    seed = by_mode["nan at the end"].user_attrs["failed"][len("A seed ")]  # the same again, seen only after the end
-    run = Run("A", int(seed), Path(by_mode["nan at the end"].user_attrs["folder"], f"A__{seed}"), [], METRIC, 50)
+    seed = by_mode["nan at the end"].user_attrs["failed"][
+        len("A seed ")
+    ]  # the same again, seen only after the end
+    run = Run(
+        "A",
+        int(seed),
+        Path(by_mode["nan at the end"].user_attrs["folder"], f"A__{seed}"),
+        [],
+        METRIC,
+        50,
+    )
     run.process = subprocess.Popen(["true"])
     run.process.wait()
     assert run.finish() == f"its {METRIC} is nan" and run.state != "done" and len(run.values) == 100
@@ -187,7 +238,8 @@ def test_failed_trials_are_no_scores(capsys):
 
 def test_hopeless_studies_stop():
     with pytest.raises(
-        SystemExit, match=r"^the first 3 trials failed, the last one because: A seed 1: x must be smaller, see .*log$"
+        SystemExit,
+        match=r"^the first 3 trials failed, the last one because: A seed 1: x must be smaller, see .*log$",
     ):
         make(lambda trial: {"mode": "crash"}).tune(50, 1)
     assert len(list(Path().glob("tuning/*/trial-*"))) == 3
@@ -195,7 +247,10 @@ def test_hopeless_studies_stop():
 
 def test_old_suggestions_get_a_hint(capsys):
     def params_fn(trial):
-        return {"x": trial.suggest_uniform("x", 1, 2), "seconds": trial.suggest_loguniform("seconds", 1e-5, 1e-4)}
+        return {
+            "x": trial.suggest_uniform("x", 1, 2),
+            "seconds": trial.suggest_loguniform("seconds", 1e-5, 1e-4),
+        }
 
     make(params_fn).tune(2, 1)
     out = capsys.readouterr().out
@@ -205,20 +260,33 @@ def test_old_suggestions_get_a_hint(capsys):
         )
         == 1
     )
-    assert out.count("hint: suggest_uniform in params_fn will leave Optuna: write trial.suggest_float(name, low, high)\n") == 1
+    assert (
+        out.count(
+            "hint: suggest_uniform in params_fn will leave Optuna: write trial.suggest_float(name, low, high)\n"
+        )
+        == 1
+    )
 
 
 def test_suggestions_that_are_gone_get_a_hint():
     def params_fn(trial):
-        raise AttributeError("'Trial' object has no attribute 'suggest_loguniform'")  # as in the Optuna after this one
+        raise AttributeError(
+            "'Trial' object has no attribute 'suggest_loguniform'"
+        )  # as in the Optuna after this one
 
-    with pytest.raises(SystemExit, match=r"^params_fn failed: .*'suggest_loguniform': it is now suggest_float\(.*log=True\)$"):
+    with pytest.raises(
+        SystemExit,
+        match=r"^params_fn failed: .*'suggest_loguniform': it is now suggest_float\(.*log=True\)$",
+    ):
         make(params_fn).tune(1, 1)
 
 
 def test_sampled_but_not_returned_is_noted(capsys):
     make(lambda trial: {"x": 2.0 ** trial.suggest_int("log2-x", 1, 1)}).tune(1, 1)
-    assert "note: log2-x is sampled, but no flag that params_fn returns has this name\n" in capsys.readouterr().out
+    assert (
+        "note: log2-x is sampled, but no flag that params_fn returns has this name\n"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.slow
@@ -234,19 +302,25 @@ def test_same_command_goes_on_with_new_samples():
     study = make(sample, **settings).tune(1, 1)
     assert Path(study.trials[0].user_attrs["folder"]).name == "trial-0-1"
     assert study.trials[0].value == pytest.approx(
-        statistics.mean(v for _, v in toy.returns(toy.Args(x=study.trials[0].params["x"]))[-50:]), rel=1e-4
+        statistics.mean(v for _, v in toy.returns(toy.Args(x=study.trials[0].params["x"]))[-50:]),
+        rel=1e-4,
     )
 
 
 def test_plots_lie_next_to_the_study(tmp_path, capsys):
     (tmp_path / "there").mkdir()
-    sample = lambda trial: {"x": trial.suggest_float("x", 0, 1), "seconds": trial.suggest_float("seconds", 0, 1e-3)}  # noqa: E731
+    sample = lambda trial: {
+        "x": trial.suggest_float("x", 0, 1),
+        "seconds": trial.suggest_float("seconds", 0, 1e-3),
+    }  # noqa: E731
     make(sample, storage="sqlite:///there/study.db", study_name="s").tune(3, 1)
     assert Path("there/study.db").is_file()
     for name in ("history", "importance"):
         png = Path(f"there/tuning/s/{name}.png").read_bytes()
         assert png.startswith(b"\x89PNG") and len(png) > 5000
-        assert f"plot: there/tuning/s/{name}.png\n" in capsys.readouterr().out or name == "importance"
+        assert (
+            f"plot: there/tuning/s/{name}.png\n" in capsys.readouterr().out or name == "importance"
+        )
 
 
 def test_best_flags_are_printed_as_a_command(capsys):
@@ -260,8 +334,17 @@ def test_wandb_kwargs_reach_the_runs():
     wandb = dict(project="p", entity="e", tags=["a", "b"], mode="offline")
     study = make(wandb_kwargs=wandb, study_name="s").tune(1, 1)
     run = about(only_run(Path(study.trials[0].user_attrs["folder"], "A__1")))
-    assert run["args"]["track"] and run["args"]["wandb_project_name"] == "p" and run["args"]["wandb_entity"] == "e"
-    wanted = {"WANDB_TAGS": "a,b", "WANDB_MODE": "offline", "WANDB_RUN_GROUP": "s", "OMP_NUM_THREADS": "1"}
+    assert (
+        run["args"]["track"]
+        and run["args"]["wandb_project_name"] == "p"
+        and run["args"]["wandb_entity"] == "e"
+    )
+    wanted = {
+        "WANDB_TAGS": "a,b",
+        "WANDB_MODE": "offline",
+        "WANDB_RUN_GROUP": "s",
+        "OMP_NUM_THREADS": "1",
+    }
     assert wanted.items() <= run["variables"].items()
 
 
@@ -296,7 +379,8 @@ def test_scores_of_other_settings_are_refused():
     sample = lambda trial: {"total-timesteps": 100}  # noqa: E731
     make(sample, study_name="s").tune(1, 1)
     with pytest.raises(
-        SystemExit, match=r"study s in .*cleanrl_hpopt.db has num_seeds 1, not 2: give this one another study_name"
+        SystemExit,
+        match=r"study s in .*cleanrl_hpopt.db has num_seeds 1, not 2: give this one another study_name",
     ):
         make(sample, study_name="s").tune(2, 2)
     with pytest.raises(SystemExit, match=r"has target_scores \{'A': None\}"):
@@ -327,12 +411,20 @@ def start(config, *flags, cwd="."):
 
 def running_pids(folder="."):
     """Of the toys at work below a folder, and of their children."""
-    pids = [int(pid) for path in Path(folder).glob("tuning/*/*/*/pids") for pid in path.read_text().split()]
+    pids = [
+        int(pid)
+        for path in Path(folder).glob("tuning/*/*/*/pids")
+        for pid in path.read_text().split()
+    ]
     return [pid for pid in pids if is_alive(pid)]
 
 
 @pytest.mark.parametrize(
-    "how", [signal.SIGKILL, *(pytest.param(x, marks=pytest.mark.slow) for x in (signal.SIGINT, signal.SIGTERM))]
+    "how",
+    [
+        signal.SIGKILL,
+        *(pytest.param(x, marks=pytest.mark.slow) for x in (signal.SIGINT, signal.SIGTERM)),
+    ],
 )
 def test_killed_study_goes_on(how):
     """In its second trial, with one seed done: the runs die with the tuner, and the same trial is finished by the next one."""
@@ -359,19 +451,33 @@ def test_killed_study_goes_on(how):
     assert second.returncode == 0 and "1 of 3 trials are finished\n" in out, out
     study = open_study()
     assert not trials(study, TrialState.RUNNING, TrialState.WAITING)
-    assert len(trials(study, TrialState.COMPLETE, TrialState.PRUNED)) == 3 and len(trials(study, TrialState.FAIL)) == 1
+    assert (
+        len(trials(study, TrialState.COMPLETE, TrialState.PRUNED)) == 3
+        and len(trials(study, TrialState.FAIL)) == 1
+    )
     (again,) = [trial for trial in study.trials if trial.number != 1 and trial.params == cut.params]
-    assert again.state == TrialState.COMPLETE and study.trials[1].state == TrialState.FAIL and study.trials[1].value is None
+    assert (
+        again.state == TrialState.COMPLETE
+        and study.trials[1].state == TrialState.FAIL
+        and study.trials[1].value is None
+    )
     folder = Path(again.user_attrs["folder"])
-    assert [path.name for path in folder.iterdir()] == ["A__2"], "the finished seed was not run again"
-    known = [statistics.mean(v for _, v in toy.returns(toy.Args(seed=seed, x=cut.params["x"]))[-50:]) for seed in (1, 2)]
+    assert [path.name for path in folder.iterdir()] == ["A__2"], (
+        "the finished seed was not run again"
+    )
+    known = [
+        statistics.mean(v for _, v in toy.returns(toy.Args(seed=seed, x=cut.params["x"]))[-50:])
+        for seed in (1, 2)
+    ]
     assert again.value == pytest.approx(statistics.mean(known), rel=1e-4)
 
 
 def test_trial_that_died_before_its_first_sign_of_life(monkeypatch):
     monkeypatch.setattr(tuner_module, "GRACE", 1)
     monkeypatch.setattr(tuner_module, "HEARTBEAT", 1)
-    optuna.create_study(study_name="s", storage="sqlite:///cleanrl_hpopt.db", direction="maximize").ask()
+    optuna.create_study(
+        study_name="s", storage="sqlite:///cleanrl_hpopt.db", direction="maximize"
+    ).ask()
     study = make(study_name="s").tune(2, 1)
     assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE", "COMPLETE"]
 
@@ -380,7 +486,9 @@ def test_trial_that_died_before_its_first_sign_of_life(monkeypatch):
 def test_missing_extra_is_one_line(name):
     code = f"import sys; sys.modules[{name!r}] = None; import cleanrl_utils.tuner"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 1 and re.fullmatch(r"the tuner needs the optuna extra of pyproject.toml: .*\n", done.stderr)
+    assert done.returncode == 1 and re.fullmatch(
+        r"the tuner needs the optuna extra of pyproject.toml: .*\n", done.stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -406,17 +514,31 @@ def test_bad_configs_are_one_line(text, flags, words, monkeypatch):
 
 def test_flags_override_the_config():
     Path("config.py").write_text(CONFIG)
-    flags = ["--num-trials", 1, "--num-seeds", 1, "--workers", 2, "--study-name", "other", "--storage", "sqlite:///other.db"]
+    flags = [
+        "--num-trials",
+        1,
+        "--num-seeds",
+        1,
+        "--workers",
+        2,
+        "--study-name",
+        "other",
+        "--storage",
+        "sqlite:///other.db",
+    ]
     done = start("config.py", *flags)
     out = done.communicate()[0]
-    assert done.returncode == 0 and "study other in sqlite:///other.db: 0 of 1 trials are finished" in out, out
+    assert (
+        done.returncode == 0
+        and "study other in sqlite:///other.db: 0 of 1 trials are finished" in out
+    ), out
     study = optuna.load_study(study_name="other", storage="sqlite:///other.db")
     assert len(study.trials) == 1 and study.user_attrs["settings"]["num_seeds"] == 1
 
 
-POSTGRES = next((str(path) for path in sorted(Path("/usr/lib/postgresql").glob("*/bin"))[::-1]), None) or (
-    os.path.dirname(shutil.which("initdb") or "") or None
-)
+POSTGRES = next(
+    (str(path) for path in sorted(Path("/usr/lib/postgresql").glob("*/bin"))[::-1]), None
+) or (os.path.dirname(shutil.which("initdb") or "") or None)
 
 
 @pytest.fixture
@@ -428,10 +550,22 @@ def postgres():
         user = "nobody" if os.getuid() == 0 else None
         if user:
             shutil.chown(folder, user)
-        run = lambda *words: subprocess.run(words, user=user, cwd=folder, capture_output=True, text=True, check=True)  # noqa: E731
+        run = lambda *words: subprocess.run(
+            words, user=user, cwd=folder, capture_output=True, text=True, check=True
+        )  # noqa: E731
         run(f"{POSTGRES}/initdb", "-D", f"{folder}/data", "-U", "me", "--auth=trust", "--no-sync")
         options = f"-k {folder} -c listen_addresses='' -c fsync=off"
-        run(f"{POSTGRES}/pg_ctl", "-D", f"{folder}/data", "-w", "-l", f"{folder}/log", "-o", options, "start")
+        run(
+            f"{POSTGRES}/pg_ctl",
+            "-D",
+            f"{folder}/data",
+            "-w",
+            "-l",
+            f"{folder}/log",
+            "-o",
+            options,
+            "start",
+        )
         yield f"postgresql+psycopg://me@/postgres?host={folder}"
         run(f"{POSTGRES}/pg_ctl", "-D", f"{folder}/data", "-m", "immediate", "stop")
 
@@ -456,8 +590,13 @@ def test_machines_share_a_study_through_postgresql(postgres):
     assert len(trials(study, TrialState.COMPLETE, TrialState.PRUNED)) == 5
     (cut,) = trials(study, TrialState.FAIL)
     assert "/two/" in cut.user_attrs["folder"]
-    (again,) = [trial for trial in study.trials if trial.params == cut.params and trial.number != cut.number]
-    assert again.state in (TrialState.COMPLETE, TrialState.PRUNED) and "/one/" in again.user_attrs["folder"]
+    (again,) = [
+        trial for trial in study.trials if trial.params == cut.params and trial.number != cut.number
+    ]
+    assert (
+        again.state in (TrialState.COMPLETE, TrialState.PRUNED)
+        and "/one/" in again.user_attrs["folder"]
+    )
 
 
 def test_page_shows_the_data():
@@ -467,12 +606,18 @@ def test_page_shows_the_data():
     seeds, trials = read("fresh_seeds.csv"), read("trials.csv")
     assert len(seeds) == 8 and all(float(row["tuned"]) > float(row["defaults"]) for row in seeds)
     for row in seeds:
-        assert f"| {row['seed']} | {row['defaults']} | {row['tuned']} | {int(row['tuned_400_at']):,} |" in page
+        assert (
+            f"| {row['seed']} | {row['defaults']} | {row['tuned']} | {int(row['tuned_400_at']):,} |"
+            in page
+        )
     means = [statistics.mean(float(row[name]) for row in seeds) for name in ("defaults", "tuned")]
     assert "| mean | {:.1f} | {:.1f} | |".format(*means) in page
-    best = max((row for row in trials if row["state"] == "COMPLETE"), key=lambda row: float(row["score"]))
+    best = max(
+        (row for row in trials if row["state"] == "COMPLETE"), key=lambda row: float(row["score"])
+    )
     assert f"best trial {best['trial']} of {len(trials)}: {best['score']}" in page
     states = [row["state"] for row in trials]
     assert (
-        f"{states.count('COMPLETE')} trials were trained to the end, {states.count('PRUNED')} were pruned, none failed" in page
+        f"{states.count('COMPLETE')} trials were trained to the end, {states.count('PRUNED')} were pruned, none failed"
+        in page
     )

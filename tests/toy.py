@@ -33,7 +33,8 @@ def returns(args):
     """What is logged: 10 x times the share of the steps done, one more for each seed, ten times as much in environment B."""
     scale = 10 if args.env_id == "B" else 1
     return [
-        (step, scale * (10 * args.x * step / args.total_timesteps + args.seed)) for step in range(1, args.total_timesteps + 1)
+        (step, scale * (10 * args.x * step / args.total_timesteps + args.seed))
+        for step in range(1, args.total_timesteps + 1)
     ]
 
 
@@ -45,15 +46,24 @@ if __name__ == "__main__":
         raise SystemExit("x must be smaller")
     run = Path("runs", f"{args.env_id}__toy__{args.seed}__{int(time.time())}")
     run.mkdir(parents=True)
-    variables = {name: value for name, value in os.environ.items() if name.startswith(("WANDB_", "OMP_"))}
+    variables = {
+        name: value for name, value in os.environ.items() if name.startswith(("WANDB_", "OMP_"))
+    }
     (run / "run.json").write_text(json.dumps({"args": asdict(args), "variables": variables}))
     if args.seconds:  # as environments in processes of their own
         child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
         Path("pids").write_text(f"{os.getpid()} {child.pid}")
     writer = EventFileWriter(str(run))
     for step, value in [] if args.mode == "silent" else returns(args):
-        value = math.nan if step == {"nan": 10, "nan at the end": args.total_timesteps}.get(args.mode) else value
-        values = [Summary.Value(tag="charts/episodic_return", simple_value=value), Summary.Value(tag="other", simple_value=7)]
+        value = (
+            math.nan
+            if step == {"nan": 10, "nan at the end": args.total_timesteps}.get(args.mode)
+            else value
+        )
+        values = [
+            Summary.Value(tag="charts/episodic_return", simple_value=value),
+            Summary.Value(tag="other", simple_value=7),
+        ]
         writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
         time.sleep(args.seconds / args.total_timesteps)
     writer.close()

@@ -41,7 +41,9 @@ PPO(
     ent_coef=settings["ent_coef"],
     vf_coef=settings["vf_coef"],
     max_grad_norm=settings["max_grad_norm"],
-    policy_kwargs=dict(net_arch=dict(pi=[64, 64], vf=[64, 64]), activation_fn=flax.linen.tanh, ortho_init=True),
+    policy_kwargs=dict(
+        net_arch=dict(pi=[64, 64], vf=[64, 64]), activation_fn=flax.linen.tanh, ortho_init=True
+    ),
     tensorboard_log="runs",
     seed=settings["seed"],
     device="cpu",

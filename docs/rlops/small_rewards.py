@@ -4,7 +4,9 @@ import gymnasium as gym
 
 
 def make(**settings):
-    return gym.wrappers.TransformReward(gym.make("CartPole-v1", **settings), lambda reward: reward / 1000)
+    return gym.wrappers.TransformReward(
+        gym.make("CartPole-v1", **settings), lambda reward: reward / 1000
+    )
 
 
 gym.register("SmallRewards-v1", make)

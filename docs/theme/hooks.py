@@ -56,11 +56,17 @@ ROOT_PAGES = {
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
 }  # kept beside the README
-LINK = re.compile(r'(?P<before>(?P<image>!?)\[(?P<label>[^\]]*)\]\()(?P<target>[^)\s]+)(?P<title> "[^"]*")?\)')
-DETAIL = re.compile(r'\[line \d+\]\(\S+/(?P<file>\w+)\.py#L\d+ "(?P<family>[a-z][a-z0-9]*) (?P<number>\d+)"\)')
+LINK = re.compile(
+    r'(?P<before>(?P<image>!?)\[(?P<label>[^\]]*)\]\()(?P<target>[^)\s]+)(?P<title> "[^"]*")?\)'
+)
+DETAIL = re.compile(
+    r'\[line \d+\]\(\S+/(?P<file>\w+)\.py#L\d+ "(?P<family>[a-z][a-z0-9]*) (?P<number>\d+)"\)'
+)
 STILL = r'<p><a href="(?P<film>[^"]+\.mp4)"><img alt="(?P<alt>[^"]*)" src="(?P<still>[^"]+)" ?/?></a></p>'
 FILM = re.compile(STILL + r"\s*<p><em>(?P<words>.*?)</em></p>", re.S)
-PLOT = re.compile(r'(?P<link><a [^>]*>)?(?P<image><img [^>]*src="(?P<file>[^"]+\.(?:png|svg))"[^>]*>)')
+PLOT = re.compile(
+    r'(?P<link><a [^>]*>)?(?P<image><img [^>]*src="(?P<file>[^"]+\.(?:png|svg))"[^>]*>)'
+)
 MARK = re.compile(r"\[([a-z][a-z0-9]*) (\d+(?:, \d+)*)\]")
 SKIP = "---\nsearch: {exclude: true}\nhide: [navigation, toc]\n---\n"
 
@@ -164,7 +170,9 @@ def indent_lists(text):
 @cache
 def pages():
     """The Markdown of every page, by its place on the site."""
-    found = {path.relative_to(DOCS).as_posix(): path.read_text() for path in sorted(DOCS.rglob("*.md"))}
+    found = {
+        path.relative_to(DOCS).as_posix(): path.read_text() for path in sorted(DOCS.rglob("*.md"))
+    }
     return found | {page: (ROOT / source).read_text() for page, source in ROOT_PAGES.items()}
 
 
@@ -216,7 +224,10 @@ def slug(heading):
 def anatomy():
     """What docs/anatomy.md says of each step, by its heading."""
     sections = re.split(r"^## ", pages().get("anatomy.md", ""), flags=re.M)[1:]
-    return {title.strip("` "): body.strip() for title, _, body in (section.partition("\n") for section in sections)}
+    return {
+        title.strip("` "): body.strip()
+        for title, _, body in (section.partition("\n") for section in sections)
+    }
 
 
 # ---- the files as pages ----
@@ -258,12 +269,15 @@ def step_lines(source):
         elif isinstance(node, ast.If):
             starts.setdefault(first, "main")
             loops = sorted(
-                (n for n in ast.walk(node) if isinstance(n, ast.For | ast.While)), key=lambda n: n.lineno - n.end_lineno
+                (n for n in ast.walk(node) if isinstance(n, ast.For | ast.While)),
+                key=lambda n: n.lineno - n.end_lineno,
             )
             for block in (node, *loops[:1]):
                 indentation = " " * block.body[0].col_offset
                 for n in range(block.lineno, block.end_lineno):
-                    if lines[n].startswith(indentation + "# ") and not lines[n - 1].startswith(indentation):
+                    if lines[n].startswith(indentation + "# ") and not lines[n - 1].startswith(
+                        indentation
+                    ):
                         starts[n + 1] = re.split(r"[:,.\[]", lines[n].lstrip(" #"))[0].strip()
     starts = {line: name for line, name in starts.items() if name != "main"}
     return starts
@@ -276,11 +290,15 @@ def detail_notes(name, line):
         for number in map(int, numbers.split(", ")):
             told, here = general.get((family, number)), special.get((name, family, number))
             if not told:
-                log.warning(f"cleanrl/{name}.py is marked [{family} {number}], which no page explains")
+                log.warning(
+                    f"cleanrl/{name}.py is marked [{family} {number}], which no page explains"
+                )
                 continue
             text, guard = split_guard(told["text"])
             where = f"../{told['uri']}#{family}-{number}"
-            note = f"[{family} {number}]({where}){{.mark}} " + relink(text, base_of(told["uri"]), f"code/{name}.md")
+            note = f"[{family} {number}]({where}){{.mark}} " + relink(
+                text, base_of(told["uri"]), f"code/{name}.md"
+            )
             if here:
                 note += "\n\nHere: " + relink(here["text"], base_of(here["uri"]), f"code/{name}.md")
             if guard:
@@ -313,7 +331,9 @@ def annotated(name):
             title = starts[n]
             body = anatomy().get(title, "")
             heading = (
-                f"## `{title}`" if re.fullmatch(r"\w+", title) and not lines[n - 1].lstrip().startswith("#") else f"## {title}"
+                f"## `{title}`"
+                if re.fullmatch(r"\w+", title) and not lines[n - 1].lstrip().startswith("#")
+                else f"## {title}"
             )
             notes.append(f"{heading}\n\n{relink(body, DOCS, uri)}")
         fresh = [mark for mark in MARK.findall(line) if n > args and (mark not in seen)]
@@ -332,7 +352,9 @@ def weave(html, name):
     starts = [int(n) for n in rest[::2]]
     parts = []
     for n, end, note in zip(starts, [*starts[1:], len(lines) + 1], rest[1::2], strict=True):
-        parts.append(f'<section><div class="note">{note}</div>{code_html(lines[n - 1 : end - 1], n)}</section>')
+        parts.append(
+            f'<section><div class="note">{note}</div>{code_html(lines[n - 1 : end - 1], n)}</section>'
+        )
     return f'{head}<div class="annotated">{"".join(parts)}</div>', len(lines)
 
 
@@ -340,7 +362,11 @@ def diff_page(name):
     rows, summary = compare(read_lines(parent(name)), read_lines(name))
     old = parent(name)
     head = f"{SKIP}# {old}.py → {name}.py\n\n{summary[0].upper()}{summary[1:]}.\n\n"
-    links = [f"[{old}.py](../code/{old}.md)", f"[{name}.py](../code/{name}.md)", "[all files](../files.md)"]
+    links = [
+        f"[{old}.py](../code/{old}.md)",
+        f"[{name}.py](../code/{name}.md)",
+        "[all files](../files.md)",
+    ]
     return head + " · ".join(links) + "\n{: .links }\n\n<!-- diff -->", rows
 
 
@@ -369,7 +395,9 @@ def files_table():
         page, anchor, words = about_file(name)
         title = re.search(r"^# (?:.*\()?([^()\n]+)\)?$", pages()[page], re.M)[1]
         grew = f"[`{parent(name)}.py`: what changed](diff/{name}.md)" if parent(name) else ""
-        rows.append(f"| [`{name}.py`](code/{name}.md) | {words} | {grew} | [{title}]({page}{'#' * bool(anchor)}{anchor}) |")
+        rows.append(
+            f"| [`{name}.py`](code/{name}.md) | {words} | {grew} | [{title}]({page}{'#' * bool(anchor)}{anchor}) |"
+        )
     return '<div class="stacked" markdown>\n\n' + "\n".join(rows) + "\n\n</div>"
 
 
@@ -390,11 +418,16 @@ def excerpt(file, family, number):
     lines = (ROOT / "cleanrl" / f"{file}.py").read_text().splitlines()
     args = lines.index("class Args:")
     for n in range(args, len(lines)):
-        if any(f == family and number in map(int, numbers.split(", ")) for f, numbers in MARK.findall(lines[n])):
+        if any(
+            f == family and number in map(int, numbers.split(", "))
+            for f, numbers in MARK.findall(lines[n])
+        ):
             break
     end, line = n + 1, lines[n]
     depth = len(line) - len(line.lstrip())
-    is_head = line.lstrip().startswith("#") or line.split("  #")[0].rstrip().endswith((":", "(", "[", "{"))
+    is_head = line.lstrip().startswith("#") or line.split("  #")[0].rstrip().endswith(
+        (":", "(", "[", "{")
+    )
     while is_head and end < min(len(lines), n + 8) and lines[end].strip():
         if len(lines[end]) - len(lines[end].lstrip()) < depth:
             break
@@ -410,14 +443,20 @@ def detail_sections(family):
         text, guard = split_guard(told["text"])
         title, rest = re.match(r"\*\*(.+?)\*\*(.*)$", text).groups()
         line, code = excerpt(told["file"], family, number)
-        body = rest.strip() if title.endswith(".") and rest.strip() else f"**{title}**{rest}"  # the heading has said it
+        body = (
+            rest.strip() if title.endswith(".") and rest.strip() else f"**{title}**{rest}"
+        )  # the heading has said it
         text = relink(body, base_of(told["uri"]), uri)
         links = f"[`{told['file']}.py`, line {line}](../code/{told['file']}.md#L{line})"
         links += f" · {relink(guard, base_of(told['uri']), uri)}" if guard else ""
         plot = f"ablations/{family}_{number}.svg"
         if (DOCS / "rl-algorithms" / plot).exists():
-            code += f"\n\n![Learning curves with and without {family} {number}]({plot}){{ .curves }}"
-        parts.append(f"### {family} {number}: {title.rstrip('.')}\n\n{text}\n\n{code}\n\n{links}\n{{: .links }}")
+            code += (
+                f"\n\n![Learning curves with and without {family} {number}]({plot}){{ .curves }}"
+            )
+        parts.append(
+            f"### {family} {number}: {title.rstrip('.')}\n\n{text}\n\n{code}\n\n{links}\n{{: .links }}"
+        )
     return "\n\n".join(parts)
 
 
@@ -440,7 +479,10 @@ def on_files(files, config):
             add(f"diff/{name}.md", content=diff_page(name)[0])
     linked = {ROOT / "tests" / f"test_{name}.py" for name in algorithms()}
     for uri, text in pages().items():
-        linked |= {Path(os.path.normpath(base_of(uri) / match["target"].partition("#")[0])) for match in LINK.finditer(text)}
+        linked |= {
+            Path(os.path.normpath(base_of(uri) / match["target"].partition("#")[0]))
+            for match in LINK.finditer(text)
+        }
     for path in sorted(path for path in linked if is_outside(path) and path.exists()):
         uri = page_of(path)[0]
         if uri.startswith("source/"):
@@ -462,13 +504,25 @@ def on_page_markdown(markdown, page, config, files):
         for name in algorithms():  # under its heading, or the page's, the ways to read a file
             page_of_file, anchor, _ = about_file(name)
             links = f"[`{name}.py` with notes](../code/{name}.md)"
-            links += f" · [what it changes in `{parent(name)}.py`](../diff/{name}.md)" if parent(name) else ""
+            links += (
+                f" · [what it changes in `{parent(name)}.py`](../diff/{name}.md)"
+                if parent(name)
+                else ""
+            )
             if page_of_file == uri:
                 heading = re.compile(rf"^## .*\b{name}\.py.*$" if anchor else r"^# .*$", re.M)
-                markdown = heading.sub(lambda match, links=links: f"{match[0]}\n\n{links}\n{{: .links }}\n", markdown, count=1)
+                markdown = heading.sub(
+                    lambda match, links=links: f"{match[0]}\n\n{links}\n{{: .links }}\n",
+                    markdown,
+                    count=1,
+                )
     markdown = relink(indent_lists(markdown), base_of(uri), uri)
-    markdown = re.sub(r"^\| (core|continuous) (?=\d+ \|)", r"| \1&nbsp;", markdown, flags=re.M)  # names stay on one line
-    markdown = re.sub(r"^<!-- details (\w+) -->$", lambda match: detail_sections(match[1]), markdown, flags=re.M)
+    markdown = re.sub(
+        r"^\| (core|continuous) (?=\d+ \|)", r"| \1&nbsp;", markdown, flags=re.M
+    )  # names stay on one line
+    markdown = re.sub(
+        r"^<!-- details (\w+) -->$", lambda match: detail_sections(match[1]), markdown, flags=re.M
+    )
     for mark, table in {"<!-- files -->": files_table, "<!-- systems -->": systems_table}.items():
         markdown = markdown.replace(mark, table()) if mark in markdown else markdown
     return markdown
@@ -486,7 +540,11 @@ def add_anchors(markdown):
 
     def anchor(match):
         found = DETAIL.search(match[0])
-        if not found or details()[0].get((found["family"], int(found["number"])), {}).get("file") != found["file"]:
+        if (
+            not found
+            or details()[0].get((found["family"], int(found["number"])), {}).get("file")
+            != found["file"]
+        ):
             return match[0]
         return f'{match[1]}<a id="{found["family"]}-{found["number"]}"></a>{match[2]}'
 
@@ -499,13 +557,20 @@ def on_page_content(html, page, config, files):
         html, count = weave(html, PurePosixPath(uri).stem)
     elif uri.startswith("diff/"):
         rows = render_rows(diff_page(PurePosixPath(uri).stem)[1], whole=False)
-        rows = rows.replace("<table>", '<table class="rows">')  # Material draws lines in tables without a class
+        rows = rows.replace(
+            "<table>", '<table class="rows">'
+        )  # Material draws lines in tables without a class
         html = html.replace("<!-- diff -->", f'<div class="diff">{rows}</div>')
     elif "<!-- source -->" in html:
         body, count = source_html(ROOT / uri.removeprefix("source/").removesuffix(".md"))
         html = html.replace("<!-- source -->", body)
     html = FILM.sub(film, html)
     html = re.sub(r"<code>(--[^<\s]{1,30})</code>", r'<code class="flag">\1</code>', html)
-    html = PLOT.sub(lambda match: match[0] if match["link"] else f'<a href="{match["file"]}">{match["image"]}</a>', html)
+    html = PLOT.sub(
+        lambda match: (
+            match[0] if match["link"] else f'<a href="{match["file"]}">{match["image"]}</a>'
+        ),
+        html,
+    )
     page.present_anchor_ids |= {f"L{n}" for n in range(1, count + 1)}
     return html

@@ -13,7 +13,12 @@ import pytest
 from tests.harness import ROOT
 
 MUTATIONS = [
-    pytest.param(path.stem, mutation, id=f"{path.stem}: {mutation['name']}", marks=[pytest.mark.slow] * is_slow)
+    pytest.param(
+        path.stem,
+        mutation,
+        id=f"{path.stem}: {mutation['name']}",
+        marks=[pytest.mark.slow] * is_slow,
+    )
     for path in sorted(Path(__file__).parent.glob("*.toml"))
     for number, mutation in enumerate(tomllib.loads(path.read_text())["mutation"])
     for is_slow in [
@@ -25,7 +30,9 @@ MUTATIONS = [
 @pytest.mark.parametrize(("algorithm", "mutation"), MUTATIONS)
 def test_mutation_is_noticed(algorithm, mutation, tmp_path, monkeypatch):
     source = (ROOT / "cleanrl" / f"{algorithm}.py").read_text()
-    assert source.count(mutation["old"]) == 1, f"{mutation['old']!r} must occur once: the mutation is out of date"
+    assert source.count(mutation["old"]) == 1, (
+        f"{mutation['old']!r} must occur once: the mutation is out of date"
+    )
     mutant = tmp_path / f"{algorithm}.py"
     mutant.write_text(source.replace(mutation["old"], mutation["new"]))
 
