@@ -32,7 +32,7 @@ format: .venv/all
 
 constraints: $(UV)
 	$(EXPORT) --all-extras --upgrade --output-file constraints.txt
-	$(COMPILE) mjlab.in --upgrade --output-file constraints-mjlab.txt
+	$(COMPILE) requirements/mjlab.in --upgrade --output-file requirements/constraints-mjlab.txt
 	$(MAKE) requirements
 
 requirements: $(UV)

@@ -1,7 +1,7 @@
 #!/bin/sh
 # JAXtari's Pong and Breakout, three seeds each, on one GPU. Where there are no pictures for them yet, plain ones are drawn first.
 set -e
-python -c "import sys, jaxtari.paths as paths; sys.exit(not paths.ownership_or_alt_markers_present())" || python benchmark/jaxtari_sprites.py
+python -c "import sys, jaxtari.paths as paths; sys.exit(not paths.ownership_or_alt_markers_present())" || python scripts/draw_jaxtari_sprites.py
 many="--num-envs 512 --num-steps 32 --num-minibatches 8 --learning-rate 5e-4" # a GPU is idle with eight environments
 for seed in 1 2 3; do
   python cleanrl/ppo_jaxtari_jax.py --env-id pong --seed $seed $many "$@"

@@ -1,7 +1,7 @@
 """Find flags with which an algorithm file does well on several environments at once, with Optuna.
 
-    python -m cleanrl_utils.tuner benchmark/tune_ppo.py
-    python -m cleanrl_utils.tuner benchmark/tune_ppo.py --workers 4 --storage postgresql+psycopg://user@host/db
+    python -m cleanrl_utils.tuner scripts/tune_ppo.py
+    python -m cleanrl_utils.tuner scripts/tune_ppo.py --workers 4 --storage postgresql+psycopg://user@host/db
 
 Each trial samples the flags that params_fn asks for and trains with them on every environment and seed; its score is the
 aggregate of the runs' scores, each normalized by the range of its environment. The runs are processes of their own. The

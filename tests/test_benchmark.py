@@ -13,13 +13,15 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 import urllib.request
 from pathlib import Path
 
 import pytest
 import tyro
 
-from cleanrl_utils import benchmark, benchmark_task
+from cleanrl_utils.benchmark import runner as benchmark
+from cleanrl_utils.benchmark import task
 from tests.harness import PPO, ROOT, about, scalars
 
 WALK = '''
@@ -355,10 +357,7 @@ def test_whoever_asks_twice_does_not_wait(here):
         "it waits for the deaf one to end by itself"
     )
     runner.send_signal(signal.SIGINT)
-    assert (
-        runner.wait(timeout=30) == 128 + signal.SIGINT
-        and time.time() - start < benchmark_task.GRACE
-    )
+    assert runner.wait(timeout=30) == 128 + signal.SIGINT and time.time() - start < task.GRACE
     assert processes_here() == []
 
 
@@ -385,19 +384,19 @@ def test_runner_killed_again_and_again(here):
 def test_what_lives_on_without_a_watcher_is_ended_first(here):
     """If all that watches over a run is killed at once, its own processes may live on; whoever comes next sees their lock."""
     log, command = (
-        here / f"{benchmark_task.name_of(['python', 'fork.py'])}.log",
+        here / f"{task.name_of(['python', 'fork.py'])}.log",
         ["--in", here, "python", "fork.py"],
     )
     alive = "os.setsid(); print('alive', flush=True); time.sleep(60); print('over', flush=True)"
     Path("fork.py").write_text(
         f"import os, time\nif os.fork():\n    time.sleep(2)\nelse:\n    {alive}"
     )
-    assert subprocess.run([*benchmark_task.START, *command]).returncode == 0
+    assert subprocess.run([*task.START, *command]).returncode == 0
     assert (
         "alive" in log.read_text() and len(processes_here()) == 1
     )  # that process is in no group of ours
     Path("fork.py").write_text("import time; print('second', flush=True); time.sleep(3)")
-    second = subprocess.Popen([*benchmark_task.START, *command])
+    second = subprocess.Popen([*task.START, *command])
     wait_for(lambda: "second" in log.read_text())
     assert "over" not in log.read_text() and len(processes_here()) == 2, (
         "the second, and its watcher"
@@ -406,10 +405,10 @@ def test_what_lives_on_without_a_watcher_is_ended_first(here):
         pytest.raises(SystemExit, match="another process is still at this run"),
         log.open("ab") as file,
     ):
-        benchmark_task.lock(file, patience=1)
+        task.lock(file, patience=1)
     assert second.wait() == 0, "what is watched over is left alone"
     with log.open("ab") as file:
-        assert benchmark_task.lock(file, patience=1) is None
+        assert task.lock(file, patience=1) is None
 
 
 def test_journal_survives_a_line_cut_short(tmp_path):
@@ -532,26 +531,21 @@ def test_figures_from_a_bar(tmp_path):
     log.write_text(
         "$ x\nrun folder: y\n 10%|# | 51.2k/500k [00:07<00:52, 8.24kstep/s, episodic_return=-12.5]\r"
     )
-    assert benchmark_task.progress(log) == (0.1024, 8240, -12.5)
+    assert task.progress(log) == (0.1024, 8240, -12.5)
     log.write_text("$ x\n 45%|# | 450/1.00k [07:00<00:52, 2.50s/step]\n")
-    assert benchmark_task.progress(log) == (0.45, 0.4, None)
+    assert task.progress(log) == (0.45, 0.4, None)
     log.write_text(
         "$ x\n 45%|# | 450/1.00k [07:00<00:52, 2.50s/step]\nexit code 1 after 3 s\n$ x\n"
     )
-    assert benchmark_task.progress(log) == (None, None, None), "that was another attempt"
+    assert task.progress(log) == (None, None, None), "that was another attempt"
 
 
 @pytest.mark.parametrize(
     "file", sorted((ROOT / "benchmark").glob("*.sh")), ids=lambda file: file.stem
 )
 def test_published_commands(file):
-    """What the runner is asked for are the runs in results/; every plot has its commands."""
-    text, algorithm = file.read_text(), file.stem.removesuffix("_plot")
-    if file.stem.endswith("_plot"):
-        drawn_by = "elo.py" if algorithm == "ppo_pettingzoo_ma_atari" else f"report.py {algorithm}"
-        assert f"python results/{drawn_by}\n" in text
-        assert (ROOT / "docs" / "rl-algorithms" / f"{algorithm}.png").exists()
-        return
+    """What the runner is asked for are the runs in results/."""
+    text, algorithm = file.read_text(), file.stem
     if "cleanrl_utils.benchmark" not in text:
         assert "cleanrl/" in text and "python" in text, "side by side on a GPU, by hand"
         return
@@ -573,7 +567,11 @@ def test_every_plot_has_its_commands():
     pages = "".join(page.read_text() for page in (ROOT / "docs" / "rl-algorithms").glob("*.md"))
     shown = set(re.findall(r"\((\w+)\.png\)", pages))
     assert {"ppo", "dqn"} <= shown
-    assert [name for name in shown if not (ROOT / "benchmark" / f"{name}_plot.sh").exists()] == []
+    plan = tomllib.loads((ROOT / "scripts" / "results.toml").read_text())
+    drawn = {
+        name for name, about in plan.items() if about.get("plot") or about.get("kind") == "elo"
+    }
+    assert shown == drawn
 
 
 @pytest.mark.slow
@@ -1021,7 +1019,7 @@ def test_aws_array_job_with_logs_and_checkpoints_on_s3(aws):
     assert told["arrayProperties"]["size"] == 3 and told["container"]["command"][:3] == [
         "python",
         "-m",
-        "cleanrl_utils.benchmark_aws",
+        "cleanrl_utils.benchmark.aws",
     ]
     environment = {item["name"]: item["value"] for item in told["container"]["environment"]}
     assert environment["OMP_NUM_THREADS"] == "1" and environment["AWS_ENDPOINT_URL"].startswith(

@@ -38,7 +38,7 @@ NOT_RUN_HERE = {
     "python -m cleanrl_utils.enjoy runs --snapshots": "run by test_enjoy.test_snapshots_are_what_checkpoints_learned",
     "python -m cleanrl_utils.enjoy runs/<run> --grid": "run by test_enjoy.test_grid_of_snapshots",
     "uvx optuna-dashboard sqlite:///cleanrl_hpopt.db": "a server, and not one of ours",
-    "python -m cleanrl_utils.tuner benchmark/tune_ppo.py --workers 4 --storage postgresql+psycopg://user@host/database": (
+    "python -m cleanrl_utils.tuner scripts/tune_ppo.py --workers 4 --storage postgresql+psycopg://user@host/database": (
         "run by test_tuner.test_machines_share_a_study_through_postgresql"
     ),
     "python -m cleanrl_utils.rlops --exp-name ppo --tags v1 v2 --report": "run by test_rlops, on runs that have these tags",
@@ -82,7 +82,7 @@ NOT_RUN_HERE = {
         "run by test_ppo_continuous_action_isaacgym.test_mjlab_cartpole (slow)"
     ),
     "python cleanrl/ppo_continuous_action_isaacgym.py --env-id Isaac-Ant-v0": "needs Isaac Lab",
-    "python benchmark/jaxtari_sprites.py": "run by test_ppo_jaxtari_jax, in a folder of its own",
+    "python scripts/draw_jaxtari_sprites.py": "run by test_ppo_jaxtari_jax, in a folder of its own",
     "pip install -r requirements/requirements.txt": "run by test_plain_pip (slow), and resolved by test_packaging",
 }
 
@@ -186,7 +186,7 @@ def test_command_runs(checkout, command, monkeypatch):
         monkeypatch.setenv(
             "XDG_DATA_HOME", load(ROOT / "tests" / "test_ppo_jaxtari_jax.py").pictures()
         )
-    words = words.replace("results/export.py ppo runs", "results/export.py ppo published")
+    words = words.replace("export_runs.py ppo runs", "export_runs.py ppo published")
     if (
         "published" in words
     ):  # results are exported from finished runs of all environments; here, one
@@ -325,8 +325,11 @@ def test_no_mark_without_a_detail(file):
         assert family in DETAILS and max(map(int, numbers.split(", "))) <= DETAILS[family][1]
 
 
-@pytest.mark.parametrize("algorithm", load(ROOT / "results" / "report.py").PUBLISHED)
-def test_published_table_is_the_data(algorithm):
-    table = load(ROOT / "results" / "report.py").table(algorithm)
+REPORT = load(ROOT / "scripts" / "build_results.py")
+
+
+@pytest.mark.parametrize("folder", REPORT.TABLES)
+def test_published_table_is_the_data(folder):
+    table = REPORT.table(folder)
     pages = "".join(page.read_text() for page in PAGES)
-    assert table in pages, f"run: python results/report.py {algorithm}\n{table}"
+    assert table in pages, f"run: python scripts/build_results.py {folder}\n{table}"

@@ -1,4 +1,4 @@
-"""results/: from run folders to data, and from data to the published table and plot."""
+"""scripts/: from run folders to results/, and from there to the published tables and plots."""
 
 import json
 import shutil
@@ -13,9 +13,10 @@ from tests.test_docs import load
 
 @pytest.fixture
 def results(tmp_path):
-    for name in ("export.py", "report.py"):
-        shutil.copy(ROOT / "results" / name, tmp_path)
-    return load(tmp_path / "export.py"), load(tmp_path / "report.py"), tmp_path
+    """The two scripts, with an empty folder in place of results/."""
+    export, report = (load(ROOT / "scripts" / f"{x}.py") for x in ("export_runs", "build_results"))
+    export.RESULTS = report.RESULTS = tmp_path
+    return export, report, tmp_path
 
 
 def test_export_takes_every_episode(results, tmp_path):
@@ -76,7 +77,7 @@ def test_a_run_that_was_cut_is_taken_on_request_and_called_so(results, tmp_path)
         16,
     )
     train(FILES["ddpg_continuous_action"], tmp_path, *flags)
-    report.PUBLISHED["ddpg_continuous_action"] = {"Pendulum-v1": "none"}
+    report.PLAN["ddpg_continuous_action"]["v1"] = {"Pendulum-v1": "none"}
     export.export("ddpg_continuous_action", folder / "runs")
     assert "\n| Pendulum-v1 | " in report.table("ddpg_continuous_action")
 
@@ -99,7 +100,7 @@ def test_a_run_that_was_cut_is_taken_on_request_and_called_so(results, tmp_path)
 def test_report_counts_the_last_hundred_episodes(results):
     _, report, folder = results
     (folder / "ppo").mkdir()
-    for env_id in report.PUBLISHED["ppo"]:
+    for env_id in report.PLAN["ppo"]["v1"]:
         for seed, last in ((1, 10), (2, 20)):
             rows = [f"{10 * i},{0 if i < 50 else last},{i}" for i in range(150)]
             (folder / "ppo" / f"{env_id}__{seed}.csv").write_text(
@@ -127,9 +128,43 @@ def test_report_counts_the_last_hundred_episodes(results):
     assert (folder / "ppo.png").stat().st_size > 10_000
 
 
+def test_one_command_rebuilds_the_docs(tmp_path, monkeypatch):
+    """Each folder of results/ is in the plan, and what is built from it is what is committed."""
+    report = load(ROOT / "scripts" / "build_results.py")
+    folders = {path.name for path in (ROOT / "results").iterdir() if path.is_dir()}
+    assert folders - set(report.PLAN) == {"ppo_atari_multigpu"}, "only a benchmark of speed"
+    assert set(report.PLAN) <= folders
+    docs = tmp_path / "docs" / "rl-algorithms"
+    docs.mkdir(parents=True)
+    for page in (ROOT / "docs" / "rl-algorithms").glob("*.md"):
+        shutil.copy(page, docs)
+    monkeypatch.setattr(report, "DOCS", docs)
+    monkeypatch.setattr(report.report_ablations, "PAGE", docs / "ppo-details.md")
+    monkeypatch.setattr(report.report_ablations, "ROOT", tmp_path)
+    broken = (docs / "c51.md").read_text()
+    (docs / "c51.md").write_text(broken.replace("| CartPole-v1 | 500.00", "| CartPole-v1 | 123.45"))
+    for folder in report.PLAN:
+        report.build(folder)
+    for page in docs.glob("*.md"):
+        committed = (ROOT / "docs" / "rl-algorithms" / page.name).read_text()
+        assert page.read_text() == committed, "run: python scripts/build_results.py"
+    drawn = {path.stem for path in docs.glob("*.png")}
+    assert drawn == {path.stem for path in (ROOT / "docs" / "rl-algorithms").glob("*.png")}
+    curves = {path.name for path in (docs / "ablations").iterdir()}
+    assert curves == {path.name for path in (ROOT / "docs/rl-algorithms/ablations").iterdir()}
+
+
+def test_a_page_without_its_marks_is_refused(tmp_path):
+    report = load(ROOT / "scripts" / "build_results.py")
+    report.DOCS = tmp_path
+    (tmp_path / "ppo.md").write_text("<!-- results: ppo_jax -->\n\n<!-- end of results -->\n")
+    with pytest.raises(SystemExit, match=r"ppo\.md must have <!-- results: ppo -->"):
+        report.write_table("ppo")
+
+
 @pytest.mark.slow
 def test_many_seeds_side_by_side():
-    many_seeds = load(ROOT / "results" / "many_seeds.py")
+    many_seeds = load(ROOT / "scripts" / "train_many_seeds.py")
     flags = dict(total_timesteps=2000, learning_starts=1000, buffer_size=1000, batch_size=16)
     returns = many_seeds.train("dqn_jax", "CartPole-v1", 2, **flags)
     assert len(returns) == 2 and returns[0] != returns[1]

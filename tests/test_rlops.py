@@ -23,7 +23,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from torch.utils.tensorboard import SummaryWriter
 
-from cleanrl_utils.rlops import Args, main
+from cleanrl_utils.rlops.compare import Args, main
 from tests.browser import Browser, needs_chromium
 from tests.harness import PPO, ROOT
 

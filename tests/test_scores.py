@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cleanrl_utils import scores
+from cleanrl_utils.rlops import scores
 
 # three environments, five runs of one side and four of the other, and what rliable 1.2.0 says of them (with pandas below 3)
 X = [

@@ -37,7 +37,7 @@ def load(path):
 
 
 HOOKS = load(ROOT / "docs" / "theme" / "hooks.py")
-VIDEOS = load(ROOT / "results" / "videos.py")
+VIDEOS = load(ROOT / "scripts" / "film_agents.py")
 FILMED = json.loads(VIDEOS.DATA.read_text())
 
 
@@ -300,8 +300,8 @@ def test_pages_on_a_phone(address):
 def test_ablations_are_in_step():
     """Each edit fits its file and changes it; each core and continuous detail has one, but core 12, which only measures."""
     ablations, report = (
-        load(ROOT / "benchmark" / "ablations.py"),
-        load(ROOT / "results" / "ablations.py"),
+        load(ROOT / "scripts" / "run_ablations.py"),
+        load(ROOT / "scripts" / "report_ablations.py"),
     )
     variants = ablations.variants()
     details = {f"core_{n}" for n in range(1, 14) if n != 12} | {
@@ -318,15 +318,15 @@ def test_ablations_are_in_step():
         assert (source, flags) != tasks[task], name
         compile(source, name, "exec")
     assert report.block(report.read()) in report.PAGE.read_text(), (
-        "run: python results/ablations.py"
+        "run: python scripts/report_ablations.py"
     )
 
 
 def test_ablation_curves(tmp_path, monkeypatch):
     """From run folders to the numbers of the table: unfinished runs and unpaired seeds do not count."""
     ablations, report = (
-        load(ROOT / "benchmark" / "ablations.py"),
-        load(ROOT / "results" / "ablations.py"),
+        load(ROOT / "scripts" / "run_ablations.py"),
+        load(ROOT / "scripts" / "report_ablations.py"),
     )
     name = f"task_{report.TASKS.index('CartPole-v1')}"
     for exp_name, seed, steps, final in [
@@ -492,7 +492,7 @@ def test_cartpole_in_the_browser_is_gymnasiums(address):
 
 def test_exported_agent_is_the_runs(tmp_path):
     """The JSON has the weights of the snapshots, to four digits; another file's run is refused in one line."""
-    try_it = load(ROOT / "benchmark" / "try_it.py")
+    try_it = load(ROOT / "scripts" / "export_try_it.py")
     train(FILES["ppo"], tmp_path, "--total-timesteps", 1024, "--checkpoint-interval", 1)
     run = only_run(tmp_path)
     (run / "snapshots").mkdir()

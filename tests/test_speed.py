@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cleanrl_utils import speed
+from cleanrl_utils.speed import measure as speed
 
 ROOT = Path(__file__).parents[1]
 needs_uv = pytest.mark.skipif(

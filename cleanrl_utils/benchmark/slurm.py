@@ -1,0 +1,193 @@
+"""The runs of cleanrl_utils.benchmark as job arrays of Slurm, one for each --command; how they are is read back from Slurm.
+
+All nodes must see the folder that the benchmark is started in. Slurm keeps the jobs when the runner ends; the same command
+finds them again.
+"""
+
+import math
+import re
+import shlex
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+from cleanrl_utils.benchmark import task
+
+TEMPLATE = """#!/bin/bash
+#SBATCH --job-name={{exp_name}}
+#SBATCH --array={{array}}
+#SBATCH --ntasks={{ntasks}}
+#SBATCH --cpus-per-task={{cpus_per_task}}
+#SBATCH --output={{output}}
+{{gpus}}
+{{nodes}}
+
+env_ids={{env_ids}}
+seeds={{seeds}}
+env_id=${env_ids[$((SLURM_ARRAY_TASK_ID / {{len_seeds}}))]}
+seed=${seeds[$((SLURM_ARRAY_TASK_ID % {{len_seeds}}))]}
+
+srun {{command}} ${env_id:+--env-id "$env_id"} --seed "$seed"
+"""
+RUNNING = {"RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "STOPPED"}
+ENDED = {
+    "COMPLETED",
+    "FAILED",
+    "CANCELLED",
+    "TIMEOUT",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "PREEMPTED",
+    "BOOT_FAIL",
+    "DEADLINE",
+}
+ORDINARY = {"None", "Priority", "Resources", "JobArrayTaskLimit"}  # reasons to wait
+
+
+def ask(*words, env=None):
+    """What a command of Slurm prints; (False, its complaint) if it fails."""
+    done = subprocess.run([*map(str, words)], capture_output=True, text=True, env=env)
+    return (
+        (True, done.stdout)
+        if done.returncode == 0
+        else (False, (done.stderr.strip().splitlines() or ["no answer"])[-1])
+    )
+
+
+class Slurm:
+    def __init__(self, args, environment, journal):
+        if not shutil.which("sbatch"):
+            raise SystemExit(
+                "there is no sbatch here: --backend slurm needs a machine from which Slurm takes jobs"
+            )
+        self.args, self.environment, self.journal = args, environment, journal
+        self.pause, self.jobs, self.began = args.slurm_poll_interval, {}, set()
+        path = args.slurm_template_path
+        try:
+            self.template = path.read_text() if path else TEMPLATE
+        except OSError as error:
+            raise SystemExit(f"cannot read {path}: {error.strerror}") from None
+        is_good, states = self.states()
+        if not is_good:
+            raise SystemExit(f"Slurm does not answer: {states}")
+
+    def states(self):
+        """{job: state} of all jobs that Slurm remembers, and why they wait."""
+        is_good, answer = ask(
+            "squeue", "--me", "--noheader", "--array", "--states=all", "--format=%i %T %r"
+        )
+        lines = [line.split(maxsplit=2) for line in answer.splitlines()] if is_good else []
+        self.reasons = {job: reason for job, _, reason in lines}
+        return is_good, {job: state for job, state, _ in lines} if is_good else answer
+
+    def index(self, run):
+        """The number of a run in its array: the known templates take environment and seed from it in this way."""
+        env_ids = self.args.env_ids or (None,)
+        return env_ids.index(run.env_id) * self.args.num_seeds + run.seed - self.args.start_seed
+
+    def script(self, command, indices):
+        args = self.args
+        seeds, gpus = (
+            range(args.start_seed, args.start_seed + args.num_seeds),
+            args.slurm_gpus_per_task,
+        )
+        whole = indices == list(range(indices[0], indices[-1] + 1))
+        array = f"{indices[0]}-{indices[-1]}" if whole else ",".join(map(str, indices))
+        words = shlex.split(command)
+        fields = {
+            "array": f"{array}%{args.workers}",
+            "command": shlex.join([*task.START, "--in", str(args.folder), *words]),
+            "cpus_per_gpu": math.ceil(args.slurm_total_cpus / max(1, gpus * args.slurm_ntasks)),
+            "cpus_per_task": math.ceil(args.slurm_total_cpus / args.slurm_ntasks),
+            "env_ids": f"({shlex.join(args.env_ids)})",
+            "exp_name": next(
+                (Path(word).stem for word in words if word.endswith(".py")), "cleanrl"
+            ),
+            "gpus": f"#SBATCH --gpus-per-task={gpus}" if gpus else "",
+            "gpus_per_task": gpus,
+            "len_seeds": args.num_seeds,
+            "nodes": f"#SBATCH --nodes={args.slurm_nodes}" if args.slurm_nodes is not None else "",
+            "ntasks": args.slurm_ntasks,
+            "output": args.folder / "slurm-%A_%a.out",
+            "seeds": f"({' '.join(map(str, seeds))})",
+        }
+        if unknown := set(re.findall(r"{{(\w+)}}", self.template)) - set(fields):
+            raise SystemExit(
+                f"{args.slurm_template_path} has fields that are not known: {', '.join(sorted(unknown))}"
+            )
+        return re.sub(r"{{(\w+)}}", lambda field: str(fields[field[1]]), self.template)
+
+    def submit(self, runs):
+        self.jobs |= {run: run.job for run in runs if run.job}  # an earlier runner sent them
+        for command in dict.fromkeys(run.command for run in runs):
+            to_send = {
+                self.index(run): run
+                for run in runs
+                if run.command == command and run not in self.jobs
+            }
+            if not to_send:
+                continue
+            path = self.args.folder / f"slurm-{time.time_ns()}.sh"
+            path.write_text(self.script(command, sorted(to_send)))
+            is_good, job = ask("sbatch", "--parsable", path, env=self.environment)
+            if not is_good:
+                raise SystemExit(f"Slurm does not take the job: {job} ({path})")
+            for index, run in to_send.items():
+                self.jobs[run] = run.job = f"{job.strip().split(';')[0]}_{index}"
+            self.journal.write(
+                *(
+                    {"run": run.name, "event": "submitted", "job": run.job}
+                    for run in to_send.values()
+                )
+            )
+
+    def poll(self):
+        is_good, states = self.states()
+        if not is_good:  # it may be restarting: the runs do not suffer from that
+            return
+        for run, job in list(self.jobs.items()):
+            state = states.get(job)  # None: it ended so long ago that Slurm has forgotten it
+            if state == "PENDING":
+                run.why = (
+                    ""
+                    if self.reasons[job] in ORDINARY
+                    else f"Slurm: it waits for {self.reasons[job]}"
+                )
+            if state in RUNNING | ENDED | {None} and run not in self.began:
+                self.began.add(run)
+                yield run, None, ""
+            if state in ENDED | {None}:
+                del self.jobs[run]
+                self.began.discard(run)
+                code, why = self.outcome(run, state)
+                run.job = None
+                yield run, code, why
+
+    def outcome(self, run, state):
+        code = task.exit_code(run.log)
+        if code is None:
+            code = 0 if state == "COMPLETED" else 1
+            return (
+                code,
+                ""
+                if code == 0
+                else f"Slurm: {state or 'it is gone, and left no exit code'} (job {run.job})",
+            )
+        if code == 0 and state not in ("COMPLETED", None):
+            return 1, f"Slurm: {state} (job {run.job})"
+        return (
+            code,
+            "" if code == 0 else f"{task.reason(run.log, code)} (Slurm: {state}, job {run.job})",
+        )
+
+    def stop(self, in_a_hurry=lambda: False):
+        if self.jobs:
+            ask("scancel", *self.jobs.values())
+        for _ in range(60):
+            is_good, states = self.states()
+            if in_a_hurry() or (
+                is_good and all(states.get(job, "CANCELLED") in ENDED for job in self.jobs.values())
+            ):
+                return
+            time.sleep(1)

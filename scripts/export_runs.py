@@ -1,0 +1,112 @@
+"""Export run folders to results/, as the data behind the published tables and plots.
+
+    python scripts/export_runs.py ppo runs    # runs of ppo in runs/ -> results/ppo/<env_id>__<seed>.csv
+
+A CSV has one row per finished episode; of more than 2,100 episodes, it has the last 100 and 2,000
+means of those before. Every run of the file is exported. Two runs of the same environment and seed
+stop the export, and so does an unfinished run, unless --partial is given: then the run is exported
+as far as it went, and the table says so.
+"""
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT))  # so that this runs from any folder
+from cleanrl_utils.rlops.events import read_events  # noqa: E402
+
+RESULTS = ROOT / "results"
+PACKAGES = (
+    "gymnasium",
+    "numpy",
+    "torch",
+    "mujoco",
+    "ale-py",
+    "envpool",
+    "jax",
+    "flax",
+    "optax",
+    "gymnax",
+    "JAXtari",
+)
+
+
+def thin(episodes):
+    before, last = episodes[:-100], episodes[-100:]
+    return (
+        episodes
+        if len(before) <= 2000
+        else [*(part.mean(0) for part in np.array_split(before, 2000)), *last]
+    )
+
+
+def export(algorithm, runs, partial=False):
+    folders = {}
+    for path in sorted(Path(runs).glob("*/run.json")):
+        about = json.loads(path.read_text())
+        if about["args"]["exp_name"] == algorithm:
+            # without the module that registers it
+            env_id = about["args"]["env_id"].split(":")[-1].replace("/", "-")
+            name = f"{env_id}__{about['args']['seed']}"
+            if name in folders:
+                raise SystemExit(f"{name} was run twice: {folders[name]} and {path.parent}")
+            folders[name] = path.parent
+    if not folders:
+        raise SystemExit(f"{runs} has no run of {algorithm}")
+
+    (RESULTS / algorithm).mkdir(exist_ok=True)
+    settings = {}
+    for name, folder in folders.items():
+        about = json.loads((folder / "run.json").read_text())
+        scalars, problems = read_events(folder, cache=False)
+        if problems and not partial:
+            raise SystemExit(f"{folder}: {problems[0]}")
+        steps, flags = int(scalars["charts/SPS"][-1, 0]), about["args"]
+        between_updates = flags.get("train_frequency", flags.get("update_frequency", 1))
+        between_logs = (
+            flags["num_envs"] * flags["num_steps"]
+            if "num_steps" in flags
+            else 100 * between_updates
+        )
+        is_short = steps + between_logs <= flags["total_timesteps"]
+        if not partial and (is_short or not list(folder.glob("checkpoint.*"))):
+            raise SystemExit(f"{folder} is not finished: it stands at step {steps}")
+        events = EventFileLoader(str(min(folder.glob("*tfevents*")))).Load()
+        # seconds are counted from the first summary on
+        first = next(event for event in events if event.HasField("summary"))
+        with (RESULTS / algorithm / f"{name}.csv").open("w", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(["step", "episodic_return", "seconds"])
+            for step, value, seconds in thin(scalars["charts/episodic_return"]):
+                rows.writerow(
+                    [
+                        round(step),
+                        f"{value:g}",
+                        f"{seconds + first.wall_time - about['start_time']:.1f}",
+                    ]
+                )
+        versions = {
+            package: about["packages"][package]
+            for package in PACKAGES
+            if package in about["packages"]
+        }
+        told = {
+            "args": about["args"],
+            "commit": about["commit"],
+            "device": about["device"],
+            "python": about["python"],
+        }
+        settings[name] = told | {"packages": versions, "steps": steps}
+    (RESULTS / algorithm / "runs.json").write_text(json.dumps(settings, indent=1) + "\n")
+    print(f"{len(folders)} runs in {RESULTS / algorithm}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) not in (3, 4) or sys.argv[3:] not in ([], ["--partial"]):
+        raise SystemExit("usage: python scripts/export_runs.py ALGORITHM RUNS_FOLDER [--partial]")
+    export(*sys.argv[1:3], partial=len(sys.argv) == 4)

@@ -1,0 +1,163 @@
+"""Train PPO as it is and without each of its details: the runs behind docs/rl-algorithms/ppo-details.md.
+
+    python scripts/run_ablations.py --workers 16 --minutes 8       # as many seeds as there is time for
+    python scripts/report_ablations.py                                  # then the curves and the table of the page
+
+scripts/ablations.toml says what is taken out, and on which task. The changed files are in runs/ablations/; the runs are made
+by cleanrl_utils.benchmark, the first seed of everything first, so that the same command goes on where it was. The data of the
+finished runs goes to results/ablations/: for each hundredth of a run, how many episodes ended in it and their mean return.
+"""
+
+import csv
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+ROOT = Path(__file__).resolve().parent.parent
+PLAN = tomllib.loads((ROOT / "scripts" / "ablations.toml").read_text())
+TASKS = {task["name"]: task for task in PLAN["task"]}
+BINS = 100  # of a run
+
+
+@dataclass
+class Args:
+    workers: int = 2  # runs at a time
+    num_seeds: int = 5  # seeds of each
+    minutes: float = 60  # after which what still runs is stopped; what is finished counts
+    only: tuple[
+        str, ...
+    ] = ()  # details to run, such as core_5, with the tasks that they are compared with
+    total_timesteps: int | None = None  # for a short try: the data then goes to the runs' folder
+    folder: Path = Path("runs/ablations")  # for the changed files, the journal and the logs
+
+
+def variants(only=()):
+    """{name: (task, source, flags)}: each task as it is, named by its place, and each ablation by its detail."""
+    wanted = [a for a in PLAN["ablation"] if not only or a["detail"].replace(" ", "_") in only]
+    found = {}
+    for place, task in enumerate(TASKS.values()):
+        source = (ROOT / "cleanrl" / f"{task['file']}.py").read_text()
+        source, count = re.subn(
+            r'( env_id: str = )"[^"]+"', rf'\1"{task["env_id"]}"', source
+        )  # the runner takes the default
+        assert count == 1, task
+        mutations = tomllib.loads(
+            (ROOT / "tests" / "mutations" / f"{task['file']}.toml").read_text()
+        )["mutation"]
+        mine = [a for a in wanted if a["task"] == task["name"]]
+        if mine:
+            found[f"task_{place}"] = task["name"], source, task["flags"]
+        for ablation in mine:
+            changed = source
+            named = [
+                m for name in ablation.get("mutations", ()) for m in mutations if m["name"] == name
+            ]
+            if len(named) != len(ablation.get("mutations", ())):
+                raise SystemExit(
+                    f"{ablation['detail']}: tests/mutations/{task['file']}.toml has no such mutation"
+                )
+            for edit in [*named, *ablation.get("edits", ())]:
+                if changed.count(edit["old"]) != 1:
+                    raise SystemExit(
+                        f"{ablation['detail']}: {edit['old']!r} must occur once: the edit is out of date"
+                    )
+                changed = changed.replace(edit["old"], edit["new"])
+            flags = f"{task['flags']} {ablation.get('flags', '')}".strip()
+            found[ablation["detail"].replace(" ", "_")] = task["name"], changed, flags
+    return found
+
+
+def curve(run):
+    """(step, episodes, mean return) for each hundredth of a run in which episodes ended; None if it is not finished."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
+    flags = json.loads((run / "run.json").read_text())["args"]
+    total, tags = flags["total_timesteps"], events.Tags()["scalars"]
+    if (
+        "charts/SPS" not in tags
+        or events.Scalars("charts/SPS")[-1].step + flags["num_envs"] * flags["num_steps"] <= total
+    ):
+        return None
+    returns = [[] for _ in range(BINS)]
+    for event in (
+        events.Scalars("charts/episodic_return") if "charts/episodic_return" in tags else ()
+    ):
+        returns[min(BINS - 1, (event.step - 1) * BINS // total)].append(event.value)
+    return [(total * (i + 1) // BINS, len(x), sum(x) / len(x)) for i, x in enumerate(returns) if x]
+
+
+def collect(folder, runs, out):
+    """The data of all finished runs; of two with one seed, the later."""
+    rows, settings = {}, {}
+    for path in sorted(
+        runs.glob("*__ablation_*/run.json"),
+        key=lambda path: json.loads(path.read_text())["start_time"],
+    ):
+        about = json.loads(path.read_text())
+        name, seed = about["args"]["exp_name"].removeprefix("ablation_"), about["args"]["seed"]
+        points = curve(path.parent)
+        if points is not None:
+            rows[name, seed] = points
+            told = {
+                "env_id": about["args"]["env_id"],
+                "total_timesteps": about["args"]["total_timesteps"],
+            }
+            packages = {
+                p: about["packages"][p]
+                for p in ("gymnasium", "mujoco", "numpy", "torch")
+                if p in about["packages"]
+            }
+            settings[name] = told | {
+                "commit": about["commit"],
+                "device": about["device"],
+                "packages": packages,
+            }
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / "curves.csv").open("w", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(["variant", "seed", "step", "episodes", "mean_return"])
+        for (name, seed), points in sorted(rows.items()):
+            table.writerows(
+                [name, seed, step, count, f"{mean:.6g}"] for step, count, mean in points
+            )
+    (out / "runs.json").write_text(json.dumps(settings, indent=1, sort_keys=True) + "\n")
+    print(f"{len(rows)} finished runs of {len(settings)} variants in {out}")
+
+
+if __name__ == "__main__":
+    args = tyro.cli(Args, description=__doc__)
+    files = args.folder / "files"
+    files.mkdir(parents=True, exist_ok=True)
+    commands = []
+    for name, (_, source, flags) in variants(args.only).items():
+        (files / f"ablation_{name}.py").write_text(source)
+        if args.total_timesteps:
+            flags += f" --total-timesteps {args.total_timesteps}"
+        commands += [
+            "--command",
+            f"{shlex.quote(sys.executable)} {files / f'ablation_{name}.py'} {flags} --no-cuda",
+        ]
+    words = [sys.executable, "-m", "cleanrl_utils.benchmark", "--num-seeds", str(args.num_seeds)]
+    words += ["--workers", str(args.workers), "--folder", str(args.folder), *commands]
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    runner = subprocess.Popen(words, env=os.environ | {"PYTHONPATH": path})
+    try:
+        runner.wait(timeout=args.minutes * 60)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        runner.send_signal(signal.SIGTERM)  # which a background job hears too
+        runner.wait()
+    collect(
+        args.folder,
+        Path("runs"),
+        args.folder if args.total_timesteps else ROOT / "results" / "ablations",
+    )
