@@ -461,15 +461,15 @@ if __name__ == "__main__":
             for x in (obs[:-1], actions, values[:-1], advantages, returns)
         )
         with torch.no_grad():
-            b_logprobs = agent.policy(b_obs).gather(1, b_actions[:, None]).squeeze(1)
+            b_log_probs = agent.policy(b_obs).gather(1, b_actions[:, None]).squeeze(1)
         agent.train()
         clipfracs = []
         for _ in range(args.update_epochs):
             order = torch.randperm(len(b_obs), device=device)
             for mb in order.tensor_split(args.num_minibatches):  # [core 6]
                 log_probs, value = agent.policy(b_obs[mb]), agent.value(b_obs[mb])
-                logratio = log_probs.gather(1, b_actions[mb, None]).squeeze(1) - b_logprobs[mb]
-                ratio = logratio.exp()
+                log_ratio = log_probs.gather(1, b_actions[mb, None]).squeeze(1) - b_log_probs[mb]
+                ratio = log_ratio.exp()
                 adv = b_advantages[mb]
                 if args.norm_adv:  # [core 7]
                     adv = (adv - adv.mean()) / (adv.std(correction=0) + 1e-8)
@@ -482,15 +482,18 @@ if __name__ == "__main__":
                     clipped_error = (b_values[mb] + change - b_returns[mb]) ** 2
                     value_error = torch.max(value_error, clipped_error)
                 value_loss = 0.5 * value_error.mean()
-                entropy = -(log_probs.exp() * log_probs).sum(1).mean()  # [core 10]
-                loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy
+                p_log_p = log_probs.exp() * log_probs.clamp(min=-1e9)  # 0 where an action is masked
+                entropy = -p_log_p.sum(1).mean()
+                loss = (
+                    policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy
+                )  # [core 10]
 
                 optimizer.zero_grad()
                 loss.backward()
                 nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)  # [core 11]
                 optimizer.step()
-                approx_kl = (ratio - 1 - logratio).mean()  # [core 12]
-                old_approx_kl = -logratio.mean()
+                approx_kl = (ratio - 1 - log_ratio).mean()  # [core 12]
+                old_approx_kl = -log_ratio.mean()
                 clipfracs.append(((ratio - 1).abs() > args.clip_coef).float().mean())
             if args.target_kl is not None and approx_kl > args.target_kl:
                 break

@@ -2,6 +2,9 @@ import atexit
 import os
 import shutil
 import tempfile
+from pathlib import Path
+
+import pytest
 
 # before PyTorch is imported anywhere: one thread for each of pytest's workers, and none of their windows or sounds
 os.environ.update(
@@ -12,3 +15,18 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # what all workers compile th
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="jax-")
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.5"
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--file", help="test this copy instead: pytest tests/test_ppo.py --file my_ppo.py"
+    )
+
+
+@pytest.fixture
+def file(request):
+    """The algorithm file that a test module is named after, or the copy given with --file."""
+    if path := request.config.getoption("file"):
+        return Path(path).resolve()
+    name = request.module.__name__.rpartition(".")[2].removeprefix("test_")
+    return Path(__file__).resolve().parent.parent / "cleanrl" / f"{name}.py"

@@ -20,11 +20,6 @@ LOSSES = (
 SMALL = ("--num-envs", 2, "--num-steps", 32, "--num-minibatches", 2, "--update-epochs", 3)
 
 
-@pytest.fixture
-def file():
-    return PPO
-
-
 # the 13 core details
 
 
