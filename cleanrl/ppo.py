@@ -178,6 +178,14 @@ def require_memory(num_bytes):
     require(num_bytes < available, sizes)
 
 
+def require_envs(args, envs):
+    """Episodes end with their last observation, the next step resets; videos need frames."""
+    next_step = envs.metadata.get("autoreset_mode") == gym.vector.AutoresetMode.NEXT_STEP
+    require(next_step, "its autoreset mode is not NEXT_STEP")
+    has_frames = "rgb_array" in envs.metadata.get("render_modes", ())
+    require(has_frames or not args.capture_video, "no rgb_array rendering for --capture-video")
+
+
 @contextmanager
 def explain(attempt):
     """Report an error inside as one line; CLEANRL_TRACEBACK=1 shows where it comes from."""
@@ -386,6 +394,7 @@ if __name__ == "__main__":
         obs_space, action_space = envs.single_observation_space, envs.single_action_space
         require(isinstance(obs_space, gym.spaces.Box), "ppo.py needs Box observations")
         require(isinstance(action_space, gym.spaces.Discrete), "ppo.py needs Discrete actions")
+        require_envs(args, envs)
         require_memory(4 * args.num_envs * args.num_steps * math.prod(obs_space.shape))
 
     seed_everything(args)
