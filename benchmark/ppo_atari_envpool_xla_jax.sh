@@ -1,5 +1,6 @@
 #!/bin/sh
-# Three games, three seeds each, of both files on EnvPool's XLA interface, one after the other: each has all the cores.
+# Three games, three seeds each, of both files on EnvPool's XLA interface, one after the other:
+# each has all the cores.
 set -e
 python -m cleanrl_utils.benchmark \
     --env-ids Pong-v5 BeamRider-v5 Breakout-v5 \

@@ -1,7 +1,9 @@
 #!/bin/sh
-# Brax's Ant and two tasks of MuJoCo Playground on a GPU, three seeds each, one after another: each fills it alone.
+# Brax's Ant and two tasks of MuJoCo Playground on a GPU, three seeds each, one after another:
+# each fills it alone.
 set -e
-python -m cleanrl_utils.benchmark --env-ids brax/ant --command "python cleanrl/ppo_continuous_action_jax.py" --num-seeds 3 "$@"
+python -m cleanrl_utils.benchmark --env-ids brax/ant \
+    --command "python cleanrl/ppo_continuous_action_jax.py" --num-seeds 3 "$@"
 exec python -m cleanrl_utils.benchmark \
     --env-ids playground/CheetahRun playground/WalkerWalk \
     --command "python cleanrl/ppo_continuous_action_jax.py --gamma 0.99" \

@@ -3,7 +3,7 @@
     python -m cleanrl_utils.diff ppo ppo_atari
     python -m cleanrl_utils.diff ppo path/to/my_ppo.py --html diff.html
 
-Lines that stand across from each other count as changed; flags and header (script header, docstring, Args) count apart.
+Lines beside each other count as changed; the header (script header, docstring, Args) counts apart.
 """
 
 import ast
@@ -31,11 +31,14 @@ PAGE = """<!doctype html>
 <style>
 :root {{ color-scheme: light dark; --page: #fff; --text: #1f2328; --faint: #656d76; --bar: #f1f3f5;
   --old: #ffebe9; --new: #e0f7e6; --old-word: #ffb8b3; --new-word: #97e2ab }}
-@media (prefers-color-scheme: dark) {{ :root {{ --page: #0f1216; --text: #dde3ea; --faint: #8d96a0; --bar: #1b2027;
+@media (prefers-color-scheme: dark) {{
+  :root {{ --page: #0f1216; --text: #dde3ea; --faint: #8d96a0; --bar: #1b2027;
   --old: #3c1a1d; --new: #12301c; --old-word: #852d32; --new-word: #1f6a36 }} }}
-body {{ margin: 1rem; background: var(--page); color: var(--text); font: 16px/1.5 system-ui, sans-serif }}
+body {{ margin: 1rem; background: var(--page); color: var(--text);
+  font: 16px/1.5 system-ui, sans-serif }}
 h1 {{ font-size: 1.3rem; margin: 0; overflow-wrap: anywhere }}
-table {{ width: 100%; table-layout: fixed; border-collapse: collapse; font: 12.5px/1.5 ui-monospace, monospace }}
+table {{ width: 100%; table-layout: fixed; border-collapse: collapse;
+  font: 12.5px/1.5 ui-monospace, monospace }}
 td {{ vertical-align: top; padding: 0 .4rem; white-space: pre-wrap; overflow-wrap: anywhere }}
 td:nth-child(odd) {{ width: 2.2rem; text-align: right; color: var(--faint); user-select: none }}
 td:nth-child(even) {{ padding-left: 2.4ch; text-indent: -2ch }} /* a long line goes on further in */
@@ -43,8 +46,9 @@ td:nth-child(even) {{ padding-left: 2.4ch; text-indent: -2ch }} /* a long line g
 .added td:nth-child(n+3), .changed td:nth-child(n+3) {{ background: var(--new) }}
 del, ins {{ text-decoration: none; border-radius: 2px; background: var(--old-word) }}
 ins {{ background: var(--new-word) }}
-summary {{ background: var(--bar); color: var(--faint); padding: .1rem .8rem; font-size: .85rem; cursor: pointer }}
-@media (max-width: 800px) {{ /* one column: the old line above the new one, an unchanged line once */
+summary {{ background: var(--bar); color: var(--faint); padding: .1rem .8rem;
+  font-size: .85rem; cursor: pointer }}
+@media (max-width: 800px) {{ /* one column: old line above new line, unchanged lines once */
   body {{ margin: .5rem }}
   tr {{ display: grid; grid-template-columns: 2.9rem 1fr }}
   td:nth-child(odd) {{ width: auto }}
@@ -106,7 +110,7 @@ def align(old, new):
         if tag == "equal":
             pairs += zip(i, j, strict=True)
             continue
-        # ndiff puts a ? line under lines that are alike: they pair up, and what lies between is laid side by side in order
+        # ndiff marks similar lines with a ? line: they are paired; what lies between stays in order
         left, right, codes = [], [], "".join(line[0] for line in ndiff(old[i1:i2], new[j1:j2]))
         for code in re.findall(r"-\?\+\??|-\+\?|-|\+", codes):
             if code == "-":
@@ -134,7 +138,7 @@ def split_words(old, new):
 
 
 def compare(old, new):
-    """Rows of kind, old line's number and pieces, new line's number and pieces; and the sentence that counts them."""
+    """Rows of kind, number and pieces of the old and of the new line; and a summary sentence."""
     old_header, new_header = find_header(old), find_header(new)
     rows, counts = [], Counter()
     for i, j in align(old, new):
@@ -148,7 +152,10 @@ def compare(old, new):
         for in_header in (False, True)
         for kind in ("removed", "added", "changed")
     ]
-    summary = "{} lines removed, {} added, {} changed; in flags and header {} removed, {} added, {} changed"
+    summary = (
+        "{} lines removed, {} added, {} changed; "
+        "in flags and header {} removed, {} added, {} changed"
+    )
     return rows, summary.format(*numbers)
 
 

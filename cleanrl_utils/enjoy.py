@@ -2,12 +2,13 @@
 
     python -m cleanrl_utils.enjoy runs/<run>
     python -m cleanrl_utils.enjoy runs/<run> --episodes 3 --video
-    python -m cleanrl_utils.enjoy runs --snapshots               # beside trainings: keeps what each checkpoint learned
-    python -m cleanrl_utils.enjoy runs/<run> --grid              # one video that shows how the agent learned
+    python -m cleanrl_utils.enjoy runs --snapshots    # during a training: keep all checkpoints
+    python -m cleanrl_utils.enjoy runs/<run> --grid   # one video that shows how the agent learned
     python -m cleanrl_utils.enjoy hf://cleanrl/CartPole-v1-dqn-seed1 --epsilon 0.05
     python -m cleanrl_utils.enjoy --exp-name dqn --env-id CartPole-v1 --hf-entity cleanrl
 
-Prints each return and their mean, writes them to eval.json in the run's folder and to TensorBoard as eval/episodic_return.
+Prints the returns and their mean, and writes them to eval.json in the run folder and to TensorBoard
+as eval/episodic_return.
 """
 
 import json
@@ -41,30 +42,23 @@ GRID_STEPS = 10_000  # a video ends there, since some agents never lose
 
 @dataclass
 class Args:
-    run: tyro.conf.Positional[
-        tuple[str, ...]
-    ] = ()  # its folder, or hf://entity/repository; for --grid also several, or checkpoints
+    # its folder, or hf://entity/repository; for --grid also several, or checkpoints
+    run: tyro.conf.Positional[tuple[str, ...]] = ()
     episodes: int = 10  # episodes to play
     seed: int = 1000  # seed of the environments and of the sampled actions
-    epsilon: float = (
-        0.0  # chance of a random action, for agents that explored that way; 0.05 or 0.001 in papers
-    )
+    epsilon: float = 0.0  # chance of a random action, if it was trained that way; in papers 0.05
     video: bool = False  # record every episode into the run's folder videos/
-    grid: bool = False  # instead, one video in which checkpoints play side by side: the run's snapshots, or those given
-    snapshots: bool = False  # instead, beside its training, keep what each checkpoint learned, in the run's folder snapshots/
-    file: Path | None = (
-        None  # algorithm file to take the policy from, if it is not one of cleanrl/ by the run's name
-    )
-    env_id: str | None = (
-        None  # environment to play in, if it is another than the run's or one that has to be imported
-    )
+    grid: bool = False  # instead, one video of several checkpoints: the run's snapshots, or yours
+    snapshots: bool = False  # instead, during training, keep each checkpoint's policy in snapshots/
+    file: Path | None = None  # algorithm file of the policy, if not that of the run in cleanrl/
+    env_id: str | None = None  # environment, if not the run's or if a module must be imported
     exp_name: str | None = None  # play a model of the Hub: the one of this experiment and --env-id
     run_seed: int = 1  # and of this seed
     hf_entity: str = "cleanrl"  # and of this user or organization
 
 
 def read_run(run_folder):
-    """What run.json says. It may come from a stranger, and is only believed in what cannot do harm."""
+    """The file and flags named by run.json, which may be a stranger's: nothing of it is run."""
     try:
         about = json.loads((run_folder / "run.json").read_text())
         return about.get("file") or about["args"]["exp_name"] + ".py", dict(about["args"])
@@ -81,7 +75,7 @@ def find_checkpoint(run_folder):
 
 
 def load_checkpoint(path):
-    """The checkpoint of a run's folder, or in a file, as plain tensors and numbers: no format can run code when it is read."""
+    """The checkpoint in a run folder or file, as tensors and numbers; loading never runs code."""
     path = find_checkpoint(Path(path)) if Path(path).is_dir() else Path(path)
     try:
         if path.suffix == ".msgpack":
@@ -117,7 +111,7 @@ def read_safetensors(path):
 
 
 def learned(checkpoint):
-    """The parts of a checkpoint that the agent learned, without those that only more training needs."""
+    """The parts of a checkpoint that the policy needs, without those that only training needs."""
     kept = {name: part for name, part in checkpoint.items() if not TRAINING_ONLY.fullmatch(name)}
     if any(
         isinstance(part, dict) for part in kept.get("agent", {}).values()
@@ -141,7 +135,8 @@ def make_agent(
     run_args["env_id"] = str(env_id or run_args.get("env_id"))
     if ":" in run_args["env_id"] and not env_id:  # part of the id is a module to import
         raise SystemExit(
-            f"playing will import {run_args['env_id']}: if you trust it, add --env-id {run_args['env_id']}"
+            f"playing will import {run_args['env_id']}: "
+            f"if you trust it, add --env-id {run_args['env_id']}"
         )
     algorithm = runpy.run_path(str(file))
     if epsilon and not hasattr(algorithm["Args"], "end_e"):
@@ -169,8 +164,9 @@ def make_agent(
 
 
 def play(envs, policy, episodes, seed, videos=()):
-    """The returns and lengths of whole episodes, played one after another in one environment; the first ones, lives lost in
-    them included, are written to these paths as they go on."""
+    """The returns and lengths of whole episodes, played one after another in one environment.
+
+    The first episodes, across lost lives, are recorded to the paths in videos."""
     returns, lengths, (obs, _), is_last = [], [], envs.reset(seed=seed), np.zeros(1, dtype=bool)
     video, is_over = None, False
     while len(returns) < episodes:
@@ -253,9 +249,9 @@ def evaluate(run_folder, checkpoint, episodes=10, seed=1000, num_videos=0, **cho
 
 
 def keep_snapshots(folders, seconds=0.5):
-    """Beside trainings that go on: whenever one replaces its checkpoint, keep what it had learned.
+    """During training, keep the policy of each checkpoint before the next one replaces it.
 
-    Ends with the runs in folders; where one is not a run's but holds those of runs, also of future ones, it never ends."""
+    Returns when all runs in folders have ended; with a folder of runs, it never does."""
     if os.name == "nt":  # where a file that is being read cannot be replaced
         raise SystemExit("--snapshots would disturb the training on Windows")
     started, seen, ended = time.time(), {}, set()
@@ -294,7 +290,7 @@ def keep_snapshots(folders, seconds=0.5):
 
 
 def snapshots_of(run_folder):
-    """The checkpoints of a run in their order, the last one included; some of them, evenly spread, if they are many."""
+    """The checkpoints of a run in order, up to the last; if there are many, an even selection."""
     kept = [path for path in run_folder.glob("snapshots/*") if path.stem.isdecimal()]
     kept, last = sorted(kept, key=lambda path: int(path.stem)), find_checkpoint(run_folder)
     if not kept or int(kept[-1].stem) != int(load_checkpoint(last).get("global_step", 0)):
@@ -374,9 +370,8 @@ def make_grid(checkpoints, path, seed=1000, **choices):
         envs.close()
     os.replace(part, path)
     for caption, episodic_return, over in zip(captions, returns, is_over, strict=True):
-        print(
-            f"{caption}: return {episodic_return:.2f}{'' if over else f' after {GRID_STEPS:,} steps, not over'}"
-        )
+        note = "" if over else f" after {GRID_STEPS:,} steps, not over"
+        print(f"{caption}: return {episodic_return:.2f}{note}")
     print(f"video: {path}")
 
 
@@ -409,7 +404,8 @@ def main():
         )
     if args.episodes < 1 or not 0 <= args.seed < 2**31 or not 0 <= args.epsilon <= 1:
         raise SystemExit(
-            "--episodes must be at least 1, and --seed lie between 0 and 2**31 - 1, --epsilon between 0 and 1"
+            "--episodes must be at least 1, and --seed lie between 0 and 2**31 - 1, "
+            "--epsilon between 0 and 1"
         )
     if not args.run or (len(args.run) > 1 and not (args.grid or args.snapshots)):
         raise SystemExit(
@@ -428,7 +424,10 @@ def main():
             read_run(run_folder)
             found = [(run_folder, snapshot) for snapshot in snapshots_of(run_folder)]
         if not 1 < len(found) <= GRID_CELLS:
-            many = f"{run_folder} has one checkpoint: run --snapshots beside its training to keep more of them"
+            many = (
+                f"{run_folder} has one checkpoint: "
+                "run --snapshots beside its training to keep more of them"
+            )
             raise SystemExit(
                 many if len(found) == 1 else f"a grid shows up to {GRID_CELLS} checkpoints"
             )

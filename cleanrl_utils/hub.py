@@ -3,9 +3,10 @@
     python -m cleanrl_utils.hub push runs/<run> --hf-entity me
     python -m cleanrl_utils.hub pull cleanrl/CartPole-v1-dqn-seed1
 
-push makes the repository {entity}/{env_id}-{exp_name}-seed{seed}: weights (safetensors), run.json, the file that trained it,
-curves, a video and a model card. pull makes a run's folder of such a repository, or of one of the public project's.
-Nothing that was fetched is ever run: a policy comes from our own file in cleanrl/ of the same name.
+push creates the repository {entity}/{env_id}-{exp_name}-seed{seed}: weights (safetensors),
+run.json, the file that trained it, curves, a video and a model card. pull makes a run folder from
+such a repository or from one of CleanRL v1 (upstream). Nothing that is fetched is ever executed:
+the policy comes from our own file in cleanrl/ of the same name.
 """
 
 import importlib.util
@@ -35,7 +36,7 @@ WANTED = re.compile(
     r"events\.out\.tfevents\.[\w.-]+|[\w-]+\.py|[\w-]+\.cleanrl_model"
 )
 
-# How the public project calls its weights, and we: the part of the checkpoint, and names where they differ.
+# CleanRL v1 (upstream) models: the part of the checkpoint, and names of layers where they differ.
 FROM_MLP = {"network.0": "hidden1", "network.2": "hidden2"}
 FROM_CNN = {"network.0": "conv1", "network.2": "conv2", "network.4": "conv3", "network.7": "hidden"}
 FROM_ACTOR = {"fc1": "hidden1", "fc2": "hidden2", "fc_mu": "actions"}
@@ -63,9 +64,7 @@ class Push:
     hf_entity: str  # user or organization to share it as; log in with `hf auth login`
     private: bool = False  # only for those who are allowed to see it
     episodes: int = 10  # episodes to evaluate, if the run's last checkpoint was not evaluated yet
-    file: Path | None = (
-        None  # algorithm file that trained it, if it is not one of cleanrl/ by the run's name
-    )
+    file: Path | None = None  # algorithm file of the run, if not the one in cleanrl/ of that name
     env_id: str | None = None  # its environment, if that is one that has to be imported
 
 
@@ -101,9 +100,15 @@ def one_line(what, error):
 
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status in (401, 403) and not isinstance(error, RepositoryNotFoundError):
-        why = "the Hub says that you may not: log in with `hf auth login`, with a token that can write"
+        why = (
+            "the Hub says that you may not: "
+            "log in with `hf auth login`, with a token that can write"
+        )
     elif isinstance(error, RepositoryNotFoundError):
-        why = "the Hub has no such repository, or shows it only to those who log in with `hf auth login`"
+        why = (
+            "the Hub has no such repository, "
+            "or shows it only to those who log in with `hf auth login`"
+        )
     elif isinstance(error, HfHubHTTPError):
         why = f"the Hub answered {status}: {error.server_message or error}"
     else:
@@ -243,7 +248,8 @@ def write_card(folder, repo_id, about, evaluation, returns, source_note, default
     lines = [
         f"---\n{data.to_yaml()}\n---\n",
         f"# {exp_name} on {env_id}\n",
-        f"An agent trained by CleanRL's `{file_name}` with seed {args['seed']}, at step {evaluation['global_step']:,}.\n",
+        f"An agent trained by CleanRL's `{file_name}` with seed {args['seed']}, "
+        f"at step {evaluation['global_step']:,}.\n",
         "| return | mean ± standard deviation |\n|---|---|",
         f"| {len(evaluation['returns'])} evaluation episodes, seed {evaluation['seed']}{epsilon} | "
         f"{evaluation['mean']:.2f} ± {evaluation['std']:.2f} |",
@@ -261,10 +267,12 @@ def write_card(folder, repo_id, about, evaluation, returns, source_note, default
         ),
         "## Use\n",
         f"```bash\npython -m cleanrl_utils.enjoy hf://{repo_id}\n```\n",
-        "The weights are `model.safetensors`; `load_policy` in CleanRL's file of the same name makes a policy of them.\n",
+        "The weights are `model.safetensors`; "
+        "`load_policy` in CleanRL's file of the same name makes a policy of them.\n",
         "## Training\n",
         f"```bash\n{command_of(file_name, args, defaults)}\n```\n",
-        f"`{file_name}` is the file that did it, {source_note}. `run.json` has all settings and versions.\n",
+        f"`{file_name}` is the file that did it, {source_note}. "
+        "`run.json` has all settings and versions.\n",
         "| setting | value |\n|---|---|",
         *(f"| `{name}` | `{value}` |" for name, value in args.items()),
         "",
@@ -292,9 +300,8 @@ def push(run_folder, hf_entity, private=False, episodes=10, file=None, env_id=No
     if not file.is_file():
         raise SystemExit(f"there is no {file}: say with --file which algorithm file made this run")
     if missing := {"env_id", "exp_name", "seed"} - args.keys():
-        raise SystemExit(
-            f"{run_folder} is not the folder of a run: run.json does not tell {', '.join(sorted(missing))}"
-        )
+        names = ", ".join(sorted(missing))
+        raise SystemExit(f"{run_folder} is not the folder of a run: run.json does not tell {names}")
     repo_id = f"{hf_entity}/{repo_name(args['env_id'], args['exp_name'], args['seed'])}"
     checkpoint_path = enjoy.find_checkpoint(run_folder)
     with tempfile.TemporaryDirectory() as staging:
@@ -402,7 +409,7 @@ def last_evaluation(run_folder, checkpoint_path, weights):
 
 
 def check_names_and_sizes(repo_id, files):
-    """The files to fetch; a repository that has none of ours, or tries tricks, is refused as a whole."""
+    """The files to fetch; a repository without ours, or with hostile names, is refused whole."""
     for name in files:
         if (
             name.startswith(("/", "~"))
@@ -415,17 +422,18 @@ def check_names_and_sizes(repo_id, files):
     for name, size in wanted.items():
         if size is None or size > LIMIT:
             raise SystemExit(
-                f"refused {repo_id}: {name} has {size or 'unknown'} bytes, more than {LIMIT >> 20} MiB"
+                f"refused {repo_id}: {name} has {size or 'unknown'} bytes, "
+                f"more than {LIMIT >> 20} MiB"
             )
     if sum(wanted.values()) > 2 * LIMIT or len(wanted) > 100:
-        raise SystemExit(
-            f"refused {repo_id}: {len(wanted)} files of {sum(wanted.values()) >> 20} MiB are too many"
-        )
+        size = sum(wanted.values()) >> 20
+        raise SystemExit(f"refused {repo_id}: {len(wanted)} files of {size} MiB are too many")
     if not {"run.json", "model.safetensors"} <= wanted.keys() and not any(
         name.endswith(".cleanrl_model") for name in wanted
     ):
         raise SystemExit(
-            f"refused {repo_id}: it has neither run.json with model.safetensors nor a .cleanrl_model"
+            f"refused {repo_id}: "
+            "it has neither run.json with model.safetensors nor a .cleanrl_model"
         )
     return list(wanted)
 
@@ -481,17 +489,19 @@ def pull(repository, into=Path("runs")):
 
 
 def read_public(repo_id, folder):
-    """Turn a model of the public project into ours: run.json from its names, weights under the names that we use."""
+    """Convert a CleanRL v1 (upstream) model: run.json from its names, weights under our names."""
     (path, *others) = sorted(folder.glob("*.cleanrl_model"))
     name, exp_name = repo_id.split("/")[1], path.stem
     found = re.fullmatch(rf"(.+)-{re.escape(exp_name)}-seed(\d+)", name)
     if others or not found:
         raise SystemExit(
-            f"cannot tell what {repo_id} is: it should be called ENV_ID-{exp_name}-seedN and have one .cleanrl_model"
+            f"cannot tell what {repo_id} is: "
+            f"it should be called ENV_ID-{exp_name}-seedN and have one .cleanrl_model"
         )
     if exp_name in NO_NORMALIZER:
         raise SystemExit(
-            f"cannot play {repo_id}: models of the public {exp_name}.py come without their observation normalizer"
+            f"cannot play {repo_id}: "
+            f"models of the public {exp_name}.py come without their observation normalizer"
         )
     if exp_name not in PUBLIC_TORCH and exp_name not in PUBLIC_JAX:
         raise SystemExit(

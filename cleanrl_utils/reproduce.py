@@ -1,9 +1,10 @@
-"""Print the commands that make a run again: its commit, an environment with its versions, its exact flags.
+"""Print the commands that reproduce a run: its commit, its package versions, its exact flags.
 
     python -m cleanrl_utils.reproduce runs/<run>
     python -m cleanrl_utils.reproduce runs/<run> | bash -e
 
-Nothing is run here. The folder may be a stranger's: what it says is only printed where it is what it should be, and quoted.
+Nothing is executed here. The run folder may be a stranger's: what it says is validated and quoted
+before it is printed.
 """
 
 import json
@@ -29,13 +30,13 @@ def check(holds, problem):
 
 
 def printable(text, what):
-    """Text in which no character hides: none that ends a line, moves the cursor or turns the reading direction."""
+    """Text without control characters: no line ends, cursor movement or bidirectional marks."""
     check(isinstance(text, str) and text.isprintable(), f"{what} is not plain text")
     return text
 
 
 def to_words(name, value):
-    """A flag as words of a command line: bools as --x or --no-x, several values one after another, None left out."""
+    """A flag on a command line: bools as --x or --no-x, lists as several words, None left out."""
     check(re.fullmatch(r"[a-z][a-z0-9_]*", name), f"{name[:40]!r} is not the name of a flag")
     flag = name.replace("_", "-")
     if value is None or name == "resume":  # the run is made again from its start
@@ -70,18 +71,22 @@ def commands(run_folder):
     words = [word for name, value in args.items() for word in to_words(name, value)]
     tags = ",".join(printable(tag, "a tag") for tag in about.get("tags", []))
     versions = [
-        f"{name}=={version.split('+')[0]}"  # a build such as 2.13.0+cpu is not on PyPI, the version is
+        f"{name}=={version.split('+')[0]}"  # PyPI has no local versions such as 2.13.0+cpu
         for name, version in sorted(about["packages"].items())
         if re.fullmatch(r"\w([\w.-]*\w)?", name, re.A)
         and re.fullmatch(r"\d[\w.!+-]*", str(version), re.A)
     ]
 
     device = printable(about.get("device", "an unknown device"), "device")
-    yield f"# {printable(str(args['env_id']), 'env_id')} with {file}, seed {int(args['seed'])}, on {device}"
+    env_id = printable(str(args["env_id"]), "env_id")
+    yield f"# {env_id} with {file}, seed {int(args['seed'])}, on {device}"
     if not (ROOT / "cleanrl" / file).is_file():
         yield f"# there is no cleanrl/{file} in this checkout: the commit must have it, or you"
     if ":" in str(args["env_id"]):
-        yield "# beware: the part of the environment's id before the colon is a module that the run imports"
+        yield (
+            "# beware: the part of the environment's id before the colon "
+            "is a module that the run imports"
+        )
     if commit:
         yield f"git checkout --detach {commit}"
     else:
@@ -90,7 +95,8 @@ def commands(run_folder):
     if left_out := len(about["packages"]) - len(versions):
         yield f"# without {left_out} that have no proper name or version"
     yield from (f"cat > {ENVIRONMENT}/versions.txt << 'EOF'", *versions, "EOF")
-    constraints = f"--constraints {ENVIRONMENT}/versions.txt"  # which install nothing that the file does not ask for
+    # constraints install nothing that the file does not ask for
+    constraints = f"--constraints {ENVIRONMENT}/versions.txt"
     yield f"uv pip install --python {ENVIRONMENT} {constraints} --requirements cleanrl/{file}"
     variables = f"WANDB_TAGS={shlex.quote(tags)} " if tags else ""
     yield f"{variables}{ENVIRONMENT}/bin/{program} {shlex.join([f'cleanrl/{file}', *words])}"
@@ -101,7 +107,8 @@ def main():
     try:
         script = list(commands(args.run_folder))  # all of it, or nothing
     except Exception as error:
-        problem = f"{args.run_folder} is not the folder of a run: run.json: {type(error).__name__}: {error}"
+        problem = f"run.json: {type(error).__name__}: {error}"
+        problem = f"{args.run_folder} is not the folder of a run: {problem}"
         raise SystemExit(problem.splitlines()[0]) from None
     print("\n".join(script))
 

@@ -1,11 +1,11 @@
 """Find flags with which an algorithm file does well on several environments at once, with Optuna.
 
     python -m cleanrl_utils.tuner scripts/tune_ppo.py
-    python -m cleanrl_utils.tuner scripts/tune_ppo.py --workers 4 --storage postgresql+psycopg://user@host/db
+    python -m cleanrl_utils.tuner scripts/tune_ppo.py --workers 4 --storage postgresql+psycopg://...
 
-Each trial samples the flags that params_fn asks for and trains with them on every environment and seed; its score is the
-aggregate of the runs' scores, each normalized by the range of its environment. The runs are processes of their own. The
-same command again goes on where the study was. docs/tuner.md tells the rest.
+Each trial samples flags with params_fn and trains with them on every environment and seed, each run
+in a process of its own. The score of a trial is the aggregate of its runs' scores, each normalized
+by the range of its environment. The same command resumes the study. See docs/tuner.md.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ WANDB = {
 }  # beside project and entity, which are flags
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 XLA_ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-# it reads the process groups that begin (+) and end (-), and kills those that are left when the tuner is gone
+# reads the process groups that begin (+) and end (-), and kills the rest when the tuner is gone
 WATCHDOG = """
 import os, signal, sys
 groups = set()
@@ -84,7 +84,7 @@ def one_line(error):
 
 
 def to_words(flags):
-    """The flags as words of a command line: bools as --x or --no-x, several values one after another, None left out."""
+    """Flags on a command line: bools as --x or --no-x, lists as several words, None left out."""
     words = []
     for name, value in flags.items():
         if value is None:
@@ -113,7 +113,7 @@ class Run:
             [],
             None,
         )
-        self.curve = []  # the score after each twentieth of the run, as far as they are passed; the last is that of the run
+        self.curve = []  # the score after each twentieth of the run so far; the last is the run's
 
     def start(self, environment, watchdog):
         self.folder.mkdir(parents=True)  # a new one, so that all event files in it are this run's
@@ -125,7 +125,7 @@ class Run:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # a group of its own, with the environments' processes in it
+                start_new_session=True,  # its own group, with the environments' processes
                 preexec_fn=lambda: os.write(
                     watchdog.fileno(), b"+%d\n" % os.getpid()
                 ),  # known before anything can go wrong
@@ -143,7 +143,7 @@ class Run:
         self.state = "ended"
 
     def read(self):
-        """Take in what was logged since the last call, all of it but what is half written; return what is wrong with it."""
+        """Read what was logged since the last call, up to a half-written record; return an error."""
         for path in sorted(self.folder.glob("runs/*/*tfevents*")):
             if path not in self.readers:
                 self.readers[path] = LegacyEventFileLoader(str(path))
@@ -227,8 +227,9 @@ class Tuner:
         wandb_kwargs=None,
         workers=1,
     ):
-        """target_scores: {env_id: [score that counts as 0, score that counts as 1]}, or {env_id: None} for the bare score of
-        one environment. params_fn(trial) returns the flags of a trial. sampler, pruner and storage are Optuna's."""
+        """target_scores: {env_id: [return that counts as 0, return that counts as 1]}, or
+        {env_id: None} for the return itself, with one environment. params_fn(trial) returns the
+        flags of a trial. sampler, pruner and storage are Optuna's."""
         self.script, self.metric, self.target_scores = (
             Path(script).absolute(),
             metric,
@@ -265,7 +266,8 @@ class Tuner:
             "direction must be maximize or minimize": self.direction in ("maximize", "minimize"),
             f"aggregation_type must be one of {', '.join(AGGREGATIONS)}": self.aggregation_type
             in AGGREGATIONS,
-            "num_trials, num_seeds, workers and metric_last_n_average_window must be whole numbers from 1 on": all(
+            "num_trials, num_seeds, workers and metric_last_n_average_window "
+            "must be whole numbers from 1 on": all(
                 isinstance(n, int) and n >= 1
                 for n in (num_trials, num_seeds, self.workers, self.window)
             ),
@@ -293,7 +295,7 @@ class Tuner:
         )
 
     def open_study(self, num_seeds):
-        """The study of this name, new or as it was left. Scores of other settings would not compare: they are refused."""
+        """Create or resume the study of this name; refuse other settings, whose scores differ."""
         url = (
             self.storage
             if isinstance(self.storage, str)
@@ -319,9 +321,8 @@ class Tuner:
                     raise SystemExit(
                         f"cannot open study {name} in {place}: {one_line(error)}"
                     ) from None
-                time.sleep(
-                    0.5
-                )  # two tuners that make the tables of a new database at once get in each other's way
+                # two tuners may be creating the tables of a new database at the same time
+                time.sleep(0.5)
         settings = {
             "script": self.script.name,
             "metric": self.metric,
@@ -335,16 +336,17 @@ class Tuner:
         for setting, was in study.user_attrs.get("settings", settings).items():
             if settings[setting] != was:
                 raise SystemExit(
-                    f"study {name} in {place} has {setting} {was}, not {settings[setting]}: give this one another study_name"
+                    f"study {name} in {place} has {setting} {was}, not {settings[setting]}: "
+                    "give this one another study_name"
                 )
         study.set_user_attr("settings", settings)
         self.folder = (folder / "tuning" / safe(name)).absolute()
         if study.get_trials(deepcopy=False):
-            study.sampler.reseed_rng()  # or a seeded sampler would draw the first trials' flags again
+            study.sampler.reseed_rng()  # or a seeded sampler would repeat the first trials
         return study, place
 
     def tune(self, num_trials, num_seeds):
-        """Go on with the study until num_trials of its trials are finished, here or on other machines."""
+        """Run trials until the study has num_trials finished ones, here or on other machines."""
         self.check(num_trials, num_seeds)
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         with warnings.catch_warnings():
@@ -358,7 +360,8 @@ class Tuner:
             )  # what samplers of a grid call at its end
             self.bar = tqdm(total=num_trials, unit="trial", disable=None)
             self.say(
-                f"study {self.study_name} in {place}: {self.count()} of {num_trials} trials are finished"
+                f"study {self.study_name} in {place}: "
+                f"{self.count()} of {num_trials} trials are finished"
             )
             dog = [sys.executable, "-S", "-c", WATCHDOG]
             dog = subprocess.Popen(dog, stdin=subprocess.PIPE, start_new_session=True, bufsize=0)
@@ -398,7 +401,8 @@ class Tuner:
                 self.follow(work)
             if self.outcomes.count("failed") >= HOPELESS and set(self.outcomes) == {"failed"}:
                 raise SystemExit(
-                    f"the first {len(self.outcomes)} trials failed, the last one because: {self.reason}"
+                    f"the first {len(self.outcomes)} trials failed, "
+                    f"the last one because: {self.reason}"
                 )
             time.sleep(POLL if self.active else HEARTBEAT / 5)
         self.bar.n = finished
@@ -407,7 +411,7 @@ class Tuner:
         return [run for work in self.active for run in work.runs if run.state == state]
 
     def count(self, *unfinished):
-        """The trials that count: those with a score, the pruned, and those that failed by themselves, not with the tuner."""
+        """The trials that count: complete, pruned, or failed by themselves, not with the tuner."""
         states = (TrialState.COMPLETE, TrialState.PRUNED, *unfinished)
         trials = self.study.get_trials(deepcopy=False)
         return sum(
@@ -416,7 +420,7 @@ class Tuner:
         )
 
     def look_after_trials(self):
-        """Show that our trials are alive; trials that have stopped showing it are marked as failed and run again."""
+        """Send heartbeats for our trials; those without one are marked as failed and run again."""
         if getattr(self.storage, "heartbeat_interval", None) is not None:
             for work in self.active:
                 self.storage.record_heartbeat(work.trial._trial_id)
@@ -505,7 +509,8 @@ class Tuner:
         ):
             if was != flags["total-timesteps"]:
                 raise SystemExit(
-                    f"study {self.study_name} has total-timesteps {was}: give this one another study_name"
+                    f"study {self.study_name} has total-timesteps {was}: "
+                    "give this one another study_name"
                 )
             self.study.set_user_attr("total-timesteps", was)
         return flags
@@ -539,7 +544,7 @@ class Tuner:
         return variables
 
     def follow(self, work):
-        """Read what the trial's runs have logged, report it, and end the trial where it is to end."""
+        """Read what the trial's runs have logged, report it, and end the trial when it is due."""
         for run in [run for run in work.runs if run.state == "running"]:
             if ended := run.process.poll() is not None:
                 run.end(self.watchdog)
@@ -556,7 +561,8 @@ class Tuner:
             self.close(work, TrialState.PRUNED)
         except optuna.exceptions.UpdateFinishedTrialError:
             self.say(
-                f"trial {work.trial.number} was given up by another tuner, since it showed no sign of life"
+                f"trial {work.trial.number} was given up by another tuner, "
+                "since it showed no sign of life"
             )
             self.stop(work)
         else:
@@ -564,8 +570,8 @@ class Tuner:
                 self.close(work, TrialState.COMPLETE)
 
     def report(self, work):
-        """Report k + 1 of seed s is the aggregate of all earlier seeds' scores and of this seed's up to that twentieth of
-        its steps, however many runs there were at once. So the reports of two trials compare."""
+        """Report k + 1 of seed s aggregates the scores of all earlier seeds and of seed s after
+        k + 1 twentieths of its steps, for any number of workers: reports of trials compare."""
         while work.reported < len(work.runs) // len(self.target_scores) * REPORTS:
             s, k = divmod(work.reported, REPORTS)
             scores = []
@@ -596,7 +602,8 @@ class Tuner:
             value = self.aggregate([self.normalize(run.env_id, run.curve[-1]) for run in work.runs])
             said = f"{value:.4f}"
         elif state == TrialState.PRUNED:
-            said = f"pruned after {work.reported} of {len(work.runs) // len(self.target_scores) * REPORTS} reports"
+            reports = len(work.runs) // len(self.target_scores) * REPORTS
+            said = f"pruned after {work.reported} of {reports} reports"
         else:
             said = f"failed: {self.reason}"
             work.trial.set_user_attr("failed", self.reason)

@@ -7,9 +7,9 @@ scripts/results.toml says which folder makes which table and plot. Tables are wr
 between <!-- results: FOLDER --> and <!-- end of results -->.
 
 As in the published tables, a run counts with the mean return of its last 100 episodes; a table has
-the mean ± standard deviation of the runs. A point of a plot is the mean of the last 100 episodes, or
-of an eighth of the run's where that is fewer. Over steps, the line is the mean of the runs and the
-band their standard deviation; over seconds, each run has a line of its own.
+the mean ± standard deviation of the runs. A point of a plot is the mean of the last 100 episodes,
+or of an eighth of the run's where that is fewer. Over steps, the line is the mean of the runs and
+the band their standard deviation; over seconds, each run has a line of its own.
 """
 
 import csv

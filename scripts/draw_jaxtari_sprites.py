@@ -1,10 +1,10 @@
-"""Plain pictures for JAXtari's Pong and Breakout, for who has none of its own.
+"""Draw plain sprites for JAXtari's Pong and Breakout.
 
-    python scripts/draw_jaxtari_sprites.py     # draws them where JAXtari looks for them; XDG_DATA_HOME is where that begins
+    python scripts/draw_jaxtari_sprites.py     # into JAXtari's data folder, below XDG_DATA_HOME
 
-JAXtari's games are drawn from pictures that are not in its package: `python -m jaxtari.install_sprites` downloads them, and
-asks what you own. It also takes pictures of your own. These are rectangles and digits of the sizes and colors that the games'
-own constants name, which is all that Pong and Breakout show.
+JAXtari's package has no sprites: `python -m jaxtari.install_sprites` downloads the original ones
+and asks whether you own the games. It also accepts sprites of your own. These are rectangles and
+digits in the sizes and colors of the games' constants, which is all that Pong and Breakout show.
 """
 
 import numpy as np
@@ -35,7 +35,7 @@ PLACES |= dict(f=(slice(0, 3), 0), g=(2, slice(0, 3)))
 
 
 def rectangle(size, color):
-    """A picture, height x width x (red, green, blue, opacity), of a size in JAXtari's order, width and height."""
+    """An image, height x width x (red, green, blue, opacity); size is (width, height)."""
     return np.full((size[1], size[0], 4), (*color, 255), dtype=np.uint8)
 
 

@@ -1,6 +1,6 @@
 """Export run folders to results/, as the data behind the published tables and plots.
 
-    python scripts/export_runs.py ppo runs    # runs of ppo in runs/ -> results/ppo/<env_id>__<seed>.csv
+    python scripts/export_runs.py ppo runs     # from runs/ to results/ppo/<env_id>__<seed>.csv
 
 A CSV has one row per finished episode; of more than 2,100 episodes, it has the last 100 and 2,000
 means of those before. Every run of the file is exported. Two runs of the same environment and seed

@@ -1,10 +1,11 @@
-"""The weights that play on docs/try-it.md: a ppo.py run on CartPole-v1 at several steps, as JSON.
+"""Export the policies of docs/try-it.md: a ppo.py run on CartPole-v1 at several steps, as JSON.
 
-    python -m cleanrl_utils.enjoy runs --snapshots                                # in a terminal of its own, before the next
+    python -m cleanrl_utils.enjoy runs --snapshots      # first, in a terminal of its own
     python cleanrl/ppo.py --checkpoint-interval 4
     python scripts/export_try_it.py runs/<run> docs/try-it/cartpole.json
 
-Of the snapshots it takes ten, close together at the start, where most is learned; each plays 20 games in Gymnasium first.
+It takes ten of the snapshots, closer together at the start, where most is learned, and evaluates
+each of them over 20 episodes in Gymnasium.
 """
 
 import json

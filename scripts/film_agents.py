@@ -87,8 +87,10 @@ def block(name):
     part = f" (the first {shown:.0f} of its {whole:.0f} seconds)" if shown < whole else ""
     return (
         f"[![{told['file']} plays {told['env_id']}](videos/{name}.jpg)](videos/{name}.mp4)\n\n"
-        f"*{told['env_id']}, seed {told['train_seed']}, after {steps} steps: the first of ten evaluation episodes{part}, "
-        f"with a return of {told['returns'][0]:.1f}. All ten: {told['mean']:.1f} ± {told['std']:.1f}. "
+        f"*{told['env_id']}, seed {told['train_seed']}, after {steps} steps: "
+        f"the first of ten evaluation episodes{part}, "
+        f"with a return of {told['returns'][0]:.1f}. "
+        f"All ten: {told['mean']:.1f} ± {told['std']:.1f}. "
         f"Trained by `{told['command']}`.*"
     )
 

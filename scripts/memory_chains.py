@@ -1,8 +1,9 @@
 """bsuite's memory chains in lengths that gymnax does not register.
 
-    python cleanrl/ppo_rnn_jax.py --env-id memory_chains:MemoryChain-30
+    PYTHONPATH=scripts python cleanrl/ppo_rnn_jax.py --env-id memory_chains:MemoryChain-30
 
-The bit that is shown at first is asked for after that many steps: 1 for who remembers it, -1 for who does not.
+The agent must reproduce the bit of the first observation after that many steps: the reward is 1 if
+it does, -1 if it does not.
 """
 
 import gymnax

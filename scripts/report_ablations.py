@@ -1,8 +1,9 @@
-"""Turn the data of scripts/run_ablations.py into the curves and the table of docs/rl-algorithms/ppo-details.md.
+"""Make the plots and the table of docs/rl-algorithms/ppo-details.md from results/ablations/.
 
     python scripts/report_ablations.py
 
-A side of a comparison has the seeds that both have. A run counts with the mean return of the episodes in its last tenth.
+scripts/run_ablations.py makes the runs. Only seeds that both sides of a comparison have count. A
+run counts with the mean return of the episodes in its last tenth.
 """
 
 import csv
@@ -44,7 +45,7 @@ def sides(ablation, data):
 
 
 def final(rows):
-    """The mean return of the episodes that ended in the last tenth of a run, or that of the last ones that ended at all."""
+    """The mean return of the episodes in the last tenth of a run, or of its last ones."""
     last = rows[rows[:, 0] > 0.9 * STEPS]
     last = last if len(last) else rows[-1:]
     return np.average(last[:, 2], weights=last[:, 1])
@@ -84,7 +85,8 @@ def block(data):
     seeds = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else str(counts.pop())
     about = json.loads((DATA / "runs.json").read_text())
     devices = ", ".join(sorted({run["device"] for run in about.values()}))
-    return f"{STEPS:,} steps, {seeds} seeds, on {devices}; mean ± standard deviation of the runs.\n\n{table(data)}"
+    protocol = f"{STEPS:,} steps, {seeds} seeds, on {devices}"
+    return f"{protocol}; mean ± standard deviation of the runs.\n\n{table(data)}"
 
 
 def smooth(rows):

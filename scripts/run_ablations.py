@@ -1,11 +1,12 @@
-"""Train PPO as it is and without each of its details: the runs behind docs/rl-algorithms/ppo-details.md.
+"""Run the ablations of docs/rl-algorithms/ppo-details.md: PPO with and without each detail.
 
-    python scripts/run_ablations.py --workers 16 --minutes 8       # as many seeds as there is time for
-    python scripts/report_ablations.py                                  # then the curves and the table of the page
+    python scripts/run_ablations.py --workers 16 --minutes 8    # as many seeds as there is time for
+    python scripts/report_ablations.py                          # then plots and table of the page
 
-scripts/ablations.toml says what is taken out, and on which task. The changed files are in runs/ablations/; the runs are made
-by cleanrl_utils.benchmark, the first seed of everything first, so that the same command goes on where it was. The data of the
-finished runs goes to results/ablations/: for each hundredth of a run, how many episodes ended in it and their mean return.
+scripts/ablations.toml says what is removed, and on which task. The changed files are in
+runs/ablations/. cleanrl_utils.benchmark makes the runs, the first seed of everything first, so the
+same command resumes them. The data of finished runs goes to results/ablations/: for each hundredth
+of a run, how many episodes ended in it and their mean return.
 """
 
 import csv
@@ -33,15 +34,13 @@ class Args:
     workers: int = 2  # runs at a time
     num_seeds: int = 5  # seeds of each
     minutes: float = 60  # after which what still runs is stopped; what is finished counts
-    only: tuple[
-        str, ...
-    ] = ()  # details to run, such as core_5, with the tasks that they are compared with
+    only: tuple[str, ...] = ()  # details to run, such as core_5, with their baselines
     total_timesteps: int | None = None  # for a short try: the data then goes to the runs' folder
     folder: Path = Path("runs/ablations")  # for the changed files, the journal and the logs
 
 
 def variants(only=()):
-    """{name: (task, source, flags)}: each task as it is, named by its place, and each ablation by its detail."""
+    """{name: (task, source, flags)} of the baseline of each task and of each ablation."""
     wanted = [a for a in PLAN["ablation"] if not only or a["detail"].replace(" ", "_") in only]
     found = {}
     for place, task in enumerate(TASKS.values()):
@@ -62,13 +61,13 @@ def variants(only=()):
                 m for name in ablation.get("mutations", ()) for m in mutations if m["name"] == name
             ]
             if len(named) != len(ablation.get("mutations", ())):
-                raise SystemExit(
-                    f"{ablation['detail']}: tests/mutations/{task['file']}.toml has no such mutation"
-                )
+                path = f"tests/mutations/{task['file']}.toml"
+                raise SystemExit(f"{ablation['detail']}: {path} has no such mutation")
             for edit in [*named, *ablation.get("edits", ())]:
                 if changed.count(edit["old"]) != 1:
                     raise SystemExit(
-                        f"{ablation['detail']}: {edit['old']!r} must occur once: the edit is out of date"
+                        f"{ablation['detail']}: {edit['old']!r} must occur once: "
+                        "the edit is out of date"
                     )
                 changed = changed.replace(edit["old"], edit["new"])
             flags = f"{task['flags']} {ablation.get('flags', '')}".strip()
@@ -77,7 +76,7 @@ def variants(only=()):
 
 
 def curve(run):
-    """(step, episodes, mean return) for each hundredth of a run in which episodes ended; None if it is not finished."""
+    """(step, episodes, mean return) for each hundredth of a run; None if it is not finished."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()

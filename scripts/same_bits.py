@@ -67,7 +67,7 @@ FLAGS = {
     "ppo_atari_envpool_xla_jax": PIXELS,
     "ppo_atari_envpool_xla_jax_scan": PIXELS,
 }
-NEW = {"args"}  # entries that older checkpoints do not have
+NEW = {"args", "cuda_rng"}  # entries that not all older checkpoints have
 
 
 def train(file, flags, folder):

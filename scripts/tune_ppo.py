@@ -1,4 +1,4 @@
-"""The flags of ppo.py that learn CartPole-v1 fastest: what the plots and figures of docs/tuner.md were made with.
+"""Tune ppo.py on CartPole-v1: the study behind the plots and figures of docs/tuner.md.
 
 python -m cleanrl_utils.tuner scripts/tune_ppo.py
 """

@@ -1,8 +1,8 @@
-"""Run an algorithm file on several environments and seeds, a few runs at a time, and lose none of them.
+"""Run an algorithm file on several environments and seeds, several runs at a time.
 
     python -m cleanrl_utils.benchmark --env-ids CartPole-v1 Acrobot-v1 MountainCar-v0 \\
         --command "python cleanrl/ppo.py --no-cuda" --num-seeds 3 --workers 2
 
-Runs that crash are tried again, from their last checkpoint; so are those that Ctrl+C, a kill or a power cut stopped, when the
-same command is given again. What is finished is not run again. docs/benchmark.md has the rest.
+Runs that crash are retried from their last checkpoint. After Ctrl+C or a kill, the same command
+resumes the interrupted runs and skips the finished ones. See docs/benchmark.md.
 """

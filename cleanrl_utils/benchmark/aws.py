@@ -2,8 +2,9 @@
 
     python -m cleanrl_utils.benchmark.aws s3://BUCKET/PREFIX/plans/PLAN.json
 
-is what a container of the Dockerfile runs: the run of its place in the array, restored from S3 where an earlier container was
-cut, and brought there again and again as it goes on. On S3, logs/ has a log for each run and runs/ the run folders.
+is what a container of the Dockerfile runs: the run at its index of the job array, restored from S3
+if an earlier container was interrupted, and uploaded there at intervals. On S3, logs/ has one log
+per run and runs/ the run folders.
 """
 
 import json
@@ -80,7 +81,7 @@ class Store:
                 self.fetch(f"runs/{name}/{file.relative_to(Path('runs', name))}", file)
 
     def send_run(self, log):
-        """The log, and the run folder with the checkpoint last: the curves on S3 reach as far as it does."""
+        """Upload the log and the run folder, its checkpoint last: the curves must reach as far."""
         if folder := task.run_folder(log):
             files = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".tmp"]
             for file in sorted(files, key=lambda file: file.stem == "checkpoint"):

@@ -11,7 +11,7 @@ from cleanrl_utils.benchmark import task
 
 
 class Local:
-    """Runs on this machine: each in a process group of its own, the GPUs dealt out to the workers."""
+    """Runs on this machine: each in its own process group, with the GPUs divided among workers."""
 
     pause = 0.1  # seconds between two looks
 
@@ -28,7 +28,7 @@ class Local:
         self.queue.extend(runs)
 
     def poll(self):
-        """What is new: (run, None, "") for one that began, (run, exit code, why) for one that ended."""
+        """Yield (run, None, "") for runs that began, (run, exit code, why) for those that ended."""
         for worker, (run, process) in list(self.busy.items()):
             if process.poll() is not None:
                 del self.busy[worker]

@@ -1,7 +1,7 @@
-"""The runs of cleanrl_utils.benchmark as tasks of Ray, on a cluster that is there or on one started for them.
+"""The runs of cleanrl_utils.benchmark as Ray tasks, on an existing cluster or a local one.
 
-All nodes must see the folder that the benchmark is started in, under the same path: there, a run whose node died is taken up
-by another.
+All nodes must see the folder that the benchmark is started in, under the same path: a run whose
+node died is resumed from there on another node.
 """
 
 import os

@@ -31,9 +31,8 @@ ONE_THREAD = {
 
 @dataclass
 class Args:
-    command: tyro.conf.UseAppendAction[
-        tuple[str, ...]
-    ]  # what to run, without --env-id and --seed; several make a matrix
+    # what to run, without --env-id and --seed; several make a matrix
+    command: tyro.conf.UseAppendAction[tuple[str, ...]]
     env_ids: tuple[str, ...] = ()  # environments to run it on (its own default if none is given)
     num_seeds: int = 3  # how many seeds of each
     start_seed: int = 1  # the first of them
@@ -41,19 +40,15 @@ class Args:
     auto_tag: bool = True  # tag the runs with the state of the code as git describes it
     retries: int = 2  # how often a run that crashes is tried again
     dry_run: bool = False  # only list the runs, and which of them are finished
-    folder: Path = Path(
-        "runs/benchmark"
-    )  # for the journal and the output of each run; a new one starts anew
+    folder: Path = Path("runs/benchmark")  # journal and output of the runs; a new one starts anew
     backend: Literal["local", "ray", "slurm", "aws-batch"] = "local"  # where to run
-    wait: bool = True  # see the runs to their end (slurm, aws-batch); if not, the same command later shows how they are
+    wait: bool = True  # wait for the jobs (slurm, aws-batch); the same command shows their state
 
     ray_address: str | None = None  # of a Ray cluster; without one, Ray is started on this machine
     ray_cpus_per_run: float = 1  # what a run takes of a Ray node
     ray_gpus_per_run: float = 0  # the same for GPUs
 
-    slurm_template_path: Path | None = (
-        None  # batch script with {{fields}}, in place of the built-in one
-    )
+    slurm_template_path: Path | None = None  # batch script with {{fields}}, in place of our own
     slurm_gpus_per_task: int = 0  # GPUs of each run
     slurm_total_cpus: int = 1  # CPU cores of each run
     slurm_ntasks: int = 1  # tasks of each run
@@ -61,9 +56,7 @@ class Args:
     slurm_poll_interval: float = 10  # seconds between two looks at Slurm's queue
 
     aws_job_queue: str | None = None  # AWS Batch queue to submit to
-    aws_job_definition: str | None = (
-        None  # AWS Batch job definition with the image of the Dockerfile
-    )
+    aws_job_definition: str | None = None  # AWS Batch job definition with the Dockerfile's image
     aws_s3: str | None = None  # s3://bucket/prefix for logs and checkpoints
     aws_endpoint_url: str | None = None  # of another service with AWS's interface
     aws_sync_interval: float = 60  # seconds between two uploads of logs and checkpoints
@@ -118,7 +111,7 @@ def plan(args):
 
 
 class Journal:
-    """What happened to each run, one line an event, only ever added to: a kill can cut the last line short, no other."""
+    """The events of each run, one per line, append-only: a kill only cuts the last line short."""
 
     def __init__(self, folder):
         self.path = folder / "journal.jsonl"
@@ -184,7 +177,7 @@ def clock(seconds):
 
 
 class Screen:
-    """A table that is drawn anew each second; where there is no terminal, a line for each change and each minute."""
+    """A table redrawn every second; without a terminal, a line per change and per minute."""
 
     def __init__(self, runs):
         self.runs, self.is_live, self.height, self.start = runs, sys.stdout.isatty(), 0, time.time()
@@ -378,14 +371,14 @@ def main(args):
     if args.dry_run or args.workers == 0:
         for run in runs:
             last = history.get(run.name, {}).get("event")
-            print(
-                f"{ {'done': 'done', 'failed': 'failed', None: 'queued'}.get(last, 'cut'):<6}  {shlex.join(run.words)}"
-            )
+            state = {"done": "done", "failed": "failed", None: "queued"}.get(last, "cut")
+            print(f"{state:<6}  {shlex.join(run.words)}")
         print(f"{len(runs)} runs, {finished} of them finished")
         return 0
     if finished:
         print(
-            f"{finished} of {len(runs)} runs are finished and skipped; another --folder runs them again"
+            f"{finished} of {len(runs)} runs are finished and skipped; "
+            "another --folder runs them again"
         )
     screen, signals = Screen(runs), []
     try:
@@ -409,7 +402,8 @@ def main(args):
         ) from None
     except OSError as error:
         raise SystemExit(
-            f"cannot write {error.filename or journal.path}: {error.strerror}; the same command goes on"
+            f"cannot write {error.filename or journal.path}: {error.strerror}; "
+            "the same command goes on"
         ) from None
     screen.show(now=True)
     for run in runs:

@@ -1,7 +1,7 @@
-"""The runs of cleanrl_utils.benchmark as job arrays of Slurm, one for each --command; how they are is read back from Slurm.
+"""The runs of cleanrl_utils.benchmark as Slurm job arrays, one for each --command.
 
-All nodes must see the folder that the benchmark is started in. Slurm keeps the jobs when the runner ends; the same command
-finds them again.
+All nodes must see the folder that the benchmark is started in. The jobs outlive the runner; the
+same command finds them again.
 """
 
 import math
@@ -59,7 +59,8 @@ class Slurm:
     def __init__(self, args, environment, journal):
         if not shutil.which("sbatch"):
             raise SystemExit(
-                "there is no sbatch here: --backend slurm needs a machine from which Slurm takes jobs"
+                "there is no sbatch here: "
+                "--backend slurm needs a machine from which Slurm takes jobs"
             )
         self.args, self.environment, self.journal = args, environment, journal
         self.pause, self.jobs, self.began = args.slurm_poll_interval, {}, set()
@@ -82,7 +83,7 @@ class Slurm:
         return is_good, {job: state for job, state, _ in lines} if is_good else answer
 
     def index(self, run):
-        """The number of a run in its array: the known templates take environment and seed from it in this way."""
+        """The index of a run in its array, from which templates compute environment and seed."""
         env_ids = self.args.env_ids or (None,)
         return env_ids.index(run.env_id) * self.args.num_seeds + run.seed - self.args.start_seed
 
@@ -113,9 +114,8 @@ class Slurm:
             "seeds": f"({' '.join(map(str, seeds))})",
         }
         if unknown := set(re.findall(r"{{(\w+)}}", self.template)) - set(fields):
-            raise SystemExit(
-                f"{args.slurm_template_path} has fields that are not known: {', '.join(sorted(unknown))}"
-            )
+            names = ", ".join(sorted(unknown))
+            raise SystemExit(f"{args.slurm_template_path} has fields that are not known: {names}")
         return re.sub(r"{{(\w+)}}", lambda field: str(fields[field[1]]), self.template)
 
     def submit(self, runs):

@@ -1,11 +1,12 @@
-"""One attempt at one run, on whichever machine: what every backend of cleanrl_utils.benchmark starts.
+"""One attempt at one run: what every backend of cleanrl_utils.benchmark starts.
 
     python cleanrl_utils/benchmark/task.py [--lifeline] --in FOLDER COMMAND ...
 
-The log holds all there is to know of a run: each attempt's command, its output with the name of its run folder, its exit code.
-If an earlier attempt named a folder that is there, this one goes on with it (--resume). Only one process can be at a run: the
-log is locked as long as anything of it lives. With --lifeline, the attempt ends when its standard input is closed, which the
-system does when whoever started it dies, in whatever way.
+The log holds the whole state of a run: each attempt's command, its output with the name of the run
+folder, and its exit code. If an earlier attempt named a run folder that exists, this one resumes it
+(--resume). Only one process can work on a run: the log stays locked as long as any of its processes
+lives. With --lifeline, the attempt ends when its standard input is closed, which the operating
+system does when the parent dies, however it dies.
 """
 
 import contextlib
@@ -25,7 +26,8 @@ from pathlib import Path
 START = [sys.executable, "-I", "-S", __file__]  # as quick to start as Python can be
 GRACE = 10  # seconds from a polite request to end until SIGKILL
 BAR = re.compile(
-    r"([\d.]+)([kMG]?)/([\d.]+)([kMG]?) \[[^]]*?, +([\d.]+)([kMG]?)(step/s|s/step)(?:, episodic_return=([^\],\s]+))?"
+    r"([\d.]+)([kMG]?)/([\d.]+)([kMG]?) \[[^]]*?, +([\d.]+)([kMG]?)(step/s|s/step)"
+    r"(?:, episodic_return=([^\],\s]+))?"
 )
 SCALE = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}
 EXTRAS = {  # which file of requirements/ has a module
@@ -39,7 +41,7 @@ EXTRAS = {  # which file of requirements/ has a module
 
 
 def name_of(words):
-    """The name of a run, and of its log: the same command on the same environment and seed is the same run."""
+    """The name of a run and of its log: same command, environment and seed, same run."""
     rest, given = list(words), {"--env-id": "default", "--seed": "1"}
     for flag in given:
         if flag in rest[:-1]:
@@ -60,7 +62,7 @@ def run_folder(log):
 
 
 def resuming(words, folder):
-    """The command that goes on with a run: the program, and of all flags only those that it takes beside --resume."""
+    """The command that resumes a run: the program, --resume, and --env-id, which it may need."""
     ends = [i for i, word in enumerate(words) if word.endswith(".py") or words[i - 1 : i] == ["-m"]]
     if not ends:
         return words
@@ -79,7 +81,7 @@ def tail(log, size=4096):
 
 
 def progress(log):
-    """Share of the steps done, steps per second and last return, from the last bar of the log; None where it has none."""
+    """Fraction of steps done, steps per second and last return, or None, from the last bar."""
     for line in reversed(tail(log)):
         if line.startswith("$ "):  # what is above belongs to an earlier attempt
             break
@@ -98,7 +100,7 @@ def progress(log):
 
 
 def exit_code(log):
-    """How the last attempt ended, or None if it has not, or was cut down together with what watched it."""
+    """The exit code of the last attempt, or None if it runs or was killed with its watcher."""
     found = re.fullmatch(
         r"exit code (\d+) after .*", ([""] + [line for line in tail(log, 512) if line])[-1]
     )
@@ -126,7 +128,8 @@ def reason(log, code):
         re.match(r"ModuleNotFoundError: No module named '(\w+)", errors[-1]) if errors else None
     )
     if missing and missing[1] in EXTRAS:
-        return f"{missing[1]} is missing: pip install -r requirements/requirements{EXTRAS[missing[1]]}.txt"
+        file = f"requirements/requirements{EXTRAS[missing[1]]}.txt"
+        return f"{missing[1]} is missing: pip install -r {file}"
     killed = (
         f"killed by {signal.Signals(code - 128).name}"
         if code - 128 in set(signal.Signals)
@@ -136,7 +139,7 @@ def reason(log, code):
 
 
 def dying_with_parent():
-    """A function that ties the life of the process which calls it to that of its parent, as far as the system can."""
+    """A function that makes its process die with the parent, where the system supports that."""
     if sys.platform != "linux":
         return None
     import ctypes
@@ -152,7 +155,7 @@ def dying_with_parent():
 
 
 def end_leftovers(log):
-    """Kill what an attempt left behind when what watched over it was itself killed. Only Linux tells who has a log open."""
+    """Kill what an attempt left behind if its watcher was killed (Linux only, through /proc)."""
     holders = {}
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         with contextlib.suppress(OSError):
@@ -168,7 +171,7 @@ def end_leftovers(log):
 
 
 def lock(file, patience=30):
-    """Wait until no process of an earlier attempt is left; whoever inherits the file keeps the lock."""
+    """Wait until no process of an earlier attempt is left; child processes inherit the lock."""
     import fcntl
 
     for wait in range(10 * patience):
@@ -182,7 +185,7 @@ def lock(file, patience=30):
 
 
 def attempt(log, words, lifeline=False):
-    """Run a command with its output in the log, resume it if it can be, and return its exit code (128 + n for signal n)."""
+    """Run or resume a command, output to the log; return the exit code (128 + n for signal n)."""
     child, start, is_starting, is_asked, starting = (
         None,
         time.time(),

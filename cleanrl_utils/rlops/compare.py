@@ -16,14 +16,12 @@ from cleanrl_utils.rlops.runs import collect, leave_out_repeats
 class Args:
     exp_name: str | None = None  # runs of this name; with --tags, those of each tag are a side
     tags: tuple[str, ...] = ()  # the sides: runs that have this tag (WANDB_TAGS sets them)
-    filters: tuple[
-        str, ...
-    ] = ()  # the sides as name?tag=...&cl=CAPTION, where any other key is a flag of the run
+    filters: tuple[str, ...] = ()  # the sides as name?tag=...&cl=CAPTION; other keys are flags
     env_ids: tuple[str, ...] = ()  # environments to look at (all if not given)
     runs: tuple[Path, ...] = (Path("runs"),)  # folders of runs
     wandb_project_name: str | None = None  # read this project of Weights & Biases instead
     wandb_entity: str | None = None  # its team
-    scan_history: bool = False  # have every episode from Weights & Biases, not a sample of 500; folders always give all
+    scan_history: bool = False  # every episode from Weights & Biases, not a sample of 500
     metric: str = "charts/episodic_return"  # what is compared
     metric_last_n_average_window: int = 100  # episodes at the end of a run that it counts with
     count_short: bool = False  # let runs count that did not get to their last step
@@ -45,7 +43,8 @@ def main(args):
         or not os.access(output.absolute().parent, os.W_OK)
     ):
         raise SystemExit(
-            f"cannot write {output}: it must be a .png, .pdf or .svg in a folder that can be written to"
+            f"cannot write {output}: "
+            "it must be a .png, .pdf or .svg in a folder that can be written to"
         )
     if importlib.util.find_spec("matplotlib") is None:
         raise SystemExit(

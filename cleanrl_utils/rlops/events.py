@@ -1,12 +1,12 @@
-"""The scalars of a run folder, read from its TensorBoard files many times as fast as TensorBoard reads them.
+"""Read the scalars of a run folder from its TensorBoard files, many times as fast as TensorBoard.
 
     from cleanrl_utils.rlops.events import read_events
     scalars, problems = read_events("runs/<run>")
     scalars["charts/episodic_return"]  # an array with a row (step, value, seconds) for each
 
-What a resumed run logged after its checkpoint is hidden, as in TensorBoard. What was read is kept beside the run in
-events.cache.npz and read from there as long as the event files are the same. A file that is damaged is read as far as it is
-whole, and named in problems.
+What a resumed run had logged after its checkpoint is hidden, as in TensorBoard. The result is
+cached beside the run in events.cache.npz for as long as the event files stay the same. Damaged
+files are read as far as they are intact, and named in problems.
 """
 
 import json
@@ -52,9 +52,9 @@ def checksums(data, starts, lengths):
 
 
 def read_records(path):
-    """The bytes of one event file, where its whole records start, how long they are, and what is wrong with it, if anything.
+    """The bytes of an event file, starts and lengths of its intact records, and a problem or None.
 
-    A record is its length (8 bytes), the length's checksum (4), the content, the content's checksum (4).
+    A record is its length (8 bytes), the length's checksum (4), content and its checksum (4).
     """
     content = path.read_bytes()
     data, starts, lengths, position, problem = np.frombuffer(content, np.uint8), [], [], 0, None
@@ -67,7 +67,10 @@ def read_records(path):
         lengths.append(length)
         position += 16 + length
     if position < len(content):
-        problem = f"{path.name} breaks off in the middle of a record, at byte {position:,} of {len(content):,}"
+        problem = (
+            f"{path.name} breaks off in the middle of a record, "
+            f"at byte {position:,} of {len(content):,}"
+        )
     starts, lengths = np.array(starts, dtype=np.int64), np.array(lengths, dtype=np.int64)
 
     def stored(positions):
@@ -87,10 +90,10 @@ def read_records(path):
 
 
 def find_layout(record, event):
-    """Where a record has its scalars, if it has nothing else: how many bytes the step takes, and (tag, position of the value).
+    """The layout of a record of scalars: number of bytes of its step, and (tag, value's position).
 
-    As TensorBoard's writers make them: 09 and 8 bytes of time, 10 and the step in 7 bits a byte, then for each scalar 0a, the
-    length of its tag, the tag, 15 and 4 bytes of value.
+    As TensorBoard writes it: 09 and 8 bytes of time, 10 and the step in 7 bits a byte, then for
+    each scalar 0a, the length of its tag, the tag, 15 and 4 bytes of value. None for other records.
     """
     step_bytes = next((i + 1 for i, byte in enumerate(record[10:20]) if byte < 128), 0)
     step = sum((byte & 127) << 7 * i for i, byte in enumerate(record[10 : 10 + step_bytes]))
@@ -114,10 +117,10 @@ def find_layout(record, event):
 
 
 def decode(data, starts, lengths):
-    """The scalars as {tag: [arrays of rows (number of the record, step, value, time)]}, the restarts as (number of the record,
-    step), and how many records are no events.
+    """{tag: [arrays of rows (record, step, value, time)]}, restarts as (record, step), bad records.
 
-    One record of each layout is parsed; those that differ from it in numbers alone are read as it was, all at once.
+    One record of each layout is parsed; those that differ from it only in their numbers are decoded
+    all at once in the same way. The third value counts the records that are no events.
     """
     scalars, restarts, unreadable = {}, [], 0
     for length in np.unique(lengths):
@@ -163,7 +166,7 @@ def decode(data, starts, lengths):
 
 
 def parse(paths):
-    """{tag: array of rows (step, value, seconds)} and problems. Seconds do not count between stop and resume."""
+    """{tag: array of rows (step, value, seconds)} and problems; a run's pauses do not count."""
     scalars, problems = {}, []
     for path in paths:
         try:
@@ -196,7 +199,7 @@ def parse(paths):
 
 
 def read_cache(path, stamps):
-    """What parse returned for files with these stamps, or None. The cache may be a stranger's: it holds numbers, no code."""
+    """What parse returned for files with these stamps, or None. A stranger's cache runs no code."""
     try:
         if path.is_symlink() or not path.is_file():
             return None
@@ -236,7 +239,7 @@ def write_cache(path, stamps, scalars, problems):
 
 
 def read_events(folder, cache=True):
-    """{tag: array of rows (step, value, seconds)} of all event files in a run's folder, and what is wrong with them."""
+    """{tag: array of rows (step, value, seconds)} of a run folder, and problems of its files."""
     folder = Path(folder)
     paths = sorted(path for path in folder.glob("*tfevents*") if path.is_file())
     if not paths:

@@ -25,7 +25,7 @@ def shorten(values):
 
 
 def make_charts(told):
-    """What the script draws: each environment, all of them together, and the performance profile."""
+    """The charts: each environment, all of them together, and the performance profile."""
     views, overall = told["curves"], told["overall_curves"]
     charts = []
     for env_id in views["steps"]:
@@ -116,7 +116,7 @@ def make_link(run, page):
 
 
 def find_video(runs):
-    """The last video of these runs that lies in its run's folder itself, not behind a stranger's link to something else."""
+    """The last video of these runs; links that lead out of a run folder are not followed."""
     found = []
     for run in runs:
         for path in run.folder.glob("videos/*.mp4") if run.folder else ():
@@ -142,7 +142,8 @@ def make_videos(told, sides, page):
                     os.path.relpath(path.absolute(), page.absolute().parent).replace(os.sep, "/")
                 )
             words = f"{env_id}, {label}, seed {run.seed}: {report.plain(path.stem)}"
-            video = f'<video controls muted playsinline preload="metadata" src="{escape(source)}"></video>'
+            attributes = f'controls muted playsinline preload="metadata" src="{escape(source)}"'
+            video = f"<video {attributes}></video>"
             shown.append(f"<figure>{video}<figcaption>{escape(words)}</figcaption></figure>")
     return f'<h2>Videos</h2><div class="videos">{"".join(shown)}</div>' if shown else ""
 
@@ -177,7 +178,8 @@ def write_page(path, told, sides, notes, differences):
     ]
     listed = "".join(f"<li>{escape(note)}</li>" for note in notes)
     parts = {
-        "policy": f"default-src 'none'; style-src 'unsafe-inline'; media-src data: file: 'self'; script-src 'sha256-{digest}'",
+        "policy": "default-src 'none'; style-src 'unsafe-inline'; "
+        f"media-src data: file: 'self'; script-src 'sha256-{digest}'",
         "title": escape(first + (" against " + ", ".join(others) if others else "")),
         "first": escape(first),
         "window": str(told["window"]),

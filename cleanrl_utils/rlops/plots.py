@@ -1,4 +1,4 @@
-"""The plot of rlops: environments over steps and over time, scores over all, performance profile, intervals, and the table."""
+"""The plot of rlops: learning curves, aggregate scores, performance profile and the table."""
 
 import warnings
 

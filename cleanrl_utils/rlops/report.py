@@ -1,4 +1,4 @@
-"""What rlops says of the runs of several sides: numbers, words, Markdown and CSV. The first side is the one compared with."""
+"""The report of rlops on several sides, of which the first is the baseline: Markdown and CSV."""
 
 import csv
 import math
@@ -13,7 +13,7 @@ AXES = {"steps": 0, "time": 2}  # and their column in a run's rows
 
 
 def plain(value, most=120):
-    """Text that can be shown anywhere: run folders may be a stranger's, and control characters move cursors."""
+    """Text without control characters, which a stranger's run folder may contain."""
     text = "".join(c if c.isprintable() else "?" for c in str(value)[: most + 1])
     return text if len(text) <= most else text[: most - 1] + "…"
 
@@ -90,7 +90,7 @@ def judge(base, other, base_label):
 
 
 def find_scale(env_id, runs, window):
-    """What counts as 0 and as 1: of an Atari game random play and a human, else the least and the most that any run had."""
+    """The returns that count as 0 and 1: random and human on Atari, else the least and the most."""
     game = scores.find_game(env_id)
     if game:
         return scores.ATARI[game]
@@ -143,7 +143,7 @@ def sum_up(labels, shared, counting, finals, window):
 
 
 def draw_curves(told, sides, column):
-    """{environment: (grid, {label: (curve of each run, mean, std)})} over steps (column 0) or seconds (column 2)."""
+    """{environment: (grid, {label: (curve of each run, mean, std)})} over steps or seconds."""
     drawn = {}
     for env_id in told["env_ids"]:
         runs = {
@@ -184,7 +184,7 @@ def average(runs, grid, column, window):
 
 
 def draw_overall(told, column):
-    """(grid, {label: (interquartile mean, low, high)}) of the scores, as far as every run of every environment goes."""
+    """(grid, {label: (interquartile mean, low, high)}) of the scores, up to the shortest run."""
     overall, counting = told["overall"], told["counting"]
     if overall is None or len(told["shared"]) < 2:
         return None
@@ -271,19 +271,20 @@ def sentences(told):
     for row in told["rows"]:
         if "verdict" in row:
             shift = span(row["difference"], row["interval"])
-            said.append(
-                f"{row['environment']}: {row['side']} - {told['sides'][0]} = {shift}: {row['verdict']}"
-            )
+            names = f"{row['environment']}: {row['side']} - {told['sides'][0]}"
+            said.append(f"{names} = {shift}: {row['verdict']}")
     overall = told["overall"]
     if overall and len(told["shared"]) > 1:
         for label, of_side in overall["sides"].items():
             if "verdict" in of_side:
                 shift = span(of_side["difference"], of_side["interval"])
-                names = f"mean score of {len(told['shared'])} environments: {label} - {told['sides'][0]}"
+                names = f"{label} - {told['sides'][0]}"
+                names = f"mean score of {len(told['shared'])} environments: {names}"
                 said.append(f"{names} = {shift}: {of_side['verdict']}")
     if len(said) > 10:
         said.append(
-            f"of {len(said)} differences, about {len(said) / 20:.0f} would be outside the noise by chance alone"
+            f"of {len(said)} differences, about {len(said) / 20:.0f} "
+            "would be outside the noise by chance alone"
         )
     return said
 
@@ -362,7 +363,8 @@ def markdown_table(header, lines):
 def write_markdown(path, told, notes, differences):
     parts = [markdown_table(*table(told))]
     parts.append(
-        f"Each seed counts with the mean of its last {told['window']} episodes; mean ± standard deviation over seeds; "
+        f"Each seed counts with the mean of its last {told['window']} episodes; "
+        "mean ± standard deviation over seeds; "
         f"differences are to {escape_markdown(told['sides'][0])}, with their 95% intervals (Welch)."
     )
     if told["overall"]:

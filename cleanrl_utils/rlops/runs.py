@@ -84,7 +84,8 @@ def parse_sides(args):
             "exp_name"
         ]:
             raise SystemExit(
-                f"{plain(text)}: environments are told by env_id and experiments by exp_name, no others"
+                f"{plain(text)}: "
+                "environments are told by env_id and experiments by exp_name, no others"
             )
         if not name:  # holds for those that follow
             common = chosen
@@ -130,7 +131,7 @@ def read_run(folder):
 
 
 def find_runs(folders):
-    """All runs in these folders, not yet with their episodes, and a line for each folder that is none."""
+    """All runs in these folders, without episodes, and a line for each folder that is no run."""
     found, problems = [], []
     for parent in folders:
         if not parent.is_dir():
@@ -165,7 +166,7 @@ def is_on(run, side, env_ids):
 
 
 def read_episodes(runs, metric):
-    """Fill in the episodes of runs in folders; with several processes, where there is much to read."""
+    """Read the episodes of runs in folders, in several processes if there is much to read."""
     folders = [run.folder for run in runs]
     size = sum(path.stat().st_size for folder in folders for path in folder.glob("*tfevents*"))
     if size < 2**24:
@@ -190,7 +191,8 @@ def set_episodes(run, metric, rows, scalars):
     if not len(run.rows):
         run.state = f"has no {metric}"
     elif not np.isfinite(run.rows[:, 1]).all():
-        run.state = f"diverged: a return at step {int(run.rows[~np.isfinite(run.rows[:, 1]), 0][0]):,} is no number"
+        step = int(run.rows[~np.isfinite(run.rows[:, 1]), 0][0])
+        run.state = f"diverged: a return at step {step:,} is no number"
     elif run.step + max(between_logs, 1) <= run.total:
         run.state, run.is_short = f"got to step {run.step:,} of {run.total:,}", True
         if (

@@ -1,8 +1,9 @@
-"""What the final returns of a few seeds say, as Agarwal et al. (2021, arXiv:2108.13264) advise: interquartile mean, optimality
-gap, probability of improvement and performance profiles, with 95% intervals from a bootstrap within each environment.
+"""Statistics of final returns over a few seeds, after Agarwal et al. (2021, arXiv:2108.13264).
 
-Scores are given as one array of runs for each environment, and environments may have different numbers of runs. rliable, the
-usual library for this, cannot be imported beside pandas 3 (its arch is below 8); tests/test_scores.py has its values.
+Interquartile mean, optimality gap, probability of improvement and performance profiles, with 95%
+intervals from a stratified bootstrap. Scores are one array of runs per environment; environments
+may have different numbers of runs. The usual library for this, rliable, cannot be imported beside
+pandas 3 (it needs arch below 8); tests/test_scores.py compares with its values.
 """
 
 import re
@@ -12,7 +13,7 @@ import numpy as np
 
 RESAMPLES = 10_000
 
-# Game: score of random play, score of a human (Wang et al., 2016, arXiv:1511.06581, table 2; the ones in general use)
+# Game: scores of random play and of a human (Wang et al., 2016, arXiv:1511.06581, table 2)
 ATARI = {
     "Alien": (227.8, 7127.7),
     "Amidar": (5.8, 1719.5),
@@ -75,13 +76,13 @@ ATARI = {
 
 
 def find_game(env_id):
-    """The Atari game of an id such as BreakoutNoFrameskip-v4, ALE/Breakout-v5 or Breakout-v5, or None."""
+    """The Atari game of an id such as BreakoutNoFrameskip-v4 or ALE/Breakout-v5, or None."""
     game = re.fullmatch(r"(?:ALE/)?([A-Za-z]+?)(?:NoFrameskip|Deterministic)?-v\d+", env_id)
     return game[1] if game and game[1] in ATARI else None
 
 
 def running_mean(rows, grid, column, window=100):
-    """The mean of the last episodes at each point of the grid, and where there is any; rows are (step, return, seconds)."""
+    """The mean of the last window episodes at each point of the grid, and where there is any."""
     ends = np.searchsorted(rows[:, column], grid, side="right")
     sums = np.concatenate([[0], rows[:, 1].cumsum()])
     starts = np.maximum(ends - window, 0)
@@ -110,7 +111,7 @@ def median(scores):
 
 
 def probability_of_improvement(scores, others):
-    """How likely a run is better than one of the others on the same environment, which is then averaged; ties count half."""
+    """How likely a run beats one of the others, averaged over environments; ties count half."""
     pairs = [(x[..., :, None], y[..., None, :]) for x, y in zip(scores, others, strict=True)]
     return np.mean([((x > y) + 0.5 * (x == y)).mean((-1, -2)) for x, y in pairs], axis=0)
 
@@ -123,7 +124,7 @@ def profile(scores, thresholds):
 
 
 def resample(scores, count, rng):
-    """Each environment's runs, which are last in the shape, drawn anew from themselves count times."""
+    """The runs of each environment (the last axis), resampled with replacement count times."""
     return [
         runs[..., rng.integers(runs.shape[-1], size=(count, runs.shape[-1]))] for runs in scores
     ]
@@ -139,7 +140,7 @@ def interval(statistic, *sides, count=RESAMPLES, seed=1):
 
 
 def t_quantile(probability, df):
-    """Student's t: it is tan(angle) * sqrt(df), where the angle's density is cos(angle) ** (df - 1)."""
+    """Student's t = tan(angle) * sqrt(df), with cos(angle) ** (df - 1) as the angle's density."""
     angles = np.linspace(-np.pi / 2, np.pi / 2, 20_001)
     density = np.cos(angles[:-1] + np.diff(angles) / 2) ** (df - 1)
     cumulative = np.concatenate([[0], density.cumsum()]) / density.sum()
@@ -147,8 +148,10 @@ def t_quantile(probability, df):
 
 
 def difference(scores, others):
-    """Others' mean minus scores', averaged over environments, with its 95% interval after Welch, which holds for few runs too
-    (the bootstrap's is too narrow for them); None where an environment has a single run on a side."""
+    """The mean of others minus that of scores, averaged over environments, and its 95% interval.
+
+    The interval is Welch's: with few runs, the bootstrap's is too narrow. It is None where an
+    environment has a single run on a side."""
     shift = float(mean(others) - mean(scores))
     if min(len(runs) for runs in (*scores, *others)) < 2:
         return shift, None
@@ -165,8 +168,9 @@ def difference(scores, others):
 
 
 def seeds_to_settle(scores, others, most=1000):
-    """Runs on each side with which a difference as large as this one would be outside the noise 4 times of 5; None if more
-    than most."""
+    """Seeds per side with which this difference would be significant with a power of 80%.
+
+    None if that takes more than most."""
     shift, spread = abs(float(mean(others) - mean(scores))), 0.0
     for runs, more in zip(scores, others, strict=True):
         spread += (runs.var(ddof=1) + more.var(ddof=1)) / len(scores) ** 2

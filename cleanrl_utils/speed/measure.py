@@ -16,8 +16,8 @@ from statistics import median
 import tyro
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-# algorithm: peer: its name, its program in cleanrl_utils/speed/peers, and the packages it runs on (where no version is
-# given, that of constraints.txt); or the name of another of our files, which runs as it is
+# algorithm: peer: its name, its program in speed/peers, and its packages, without a version that of
+# constraints.txt; or another of our files
 SB3 = "stable-baselines3==2.9.2 torch gymnasium numpy tensorboard"
 SBX = "sbx-rl==0.28.0 jax jaxlib flax optax torch gymnasium numpy tensorboard"
 MUJOCO = " mujoco imageio"
@@ -36,19 +36,16 @@ PEERS = {
     "td3_continuous_action_jax": {"sbx": ("SBX", "sbx_off_policy.py", SBX + MUJOCO)},
     "sac_continuous_action_jax": {"sbx": ("SBX", "sbx_off_policy.py", SBX + MUJOCO)},
 }
-# beside those of the command line, for ours and so for its peers: with few steps at the start, short runs learn too
+# for ours and its peers, beside those of the command line: short runs must get to learn, too
 FLAGS = {
     name: ["--env-id", "HalfCheetah-v4", "--learning-starts", 100]
     for name in PEERS
     if name.startswith(("td3", "sac"))
 }
-FLAGS["ppo_jax"] = [
-    "--checkpoint-interval",
-    96,
-]  # every six calls of the program: only then logs are not a call late
-TIMESTEPS = {
-    "ppo_jax": 30 * 16 * 512
-}  # 30 whole calls, the warm-up 6: a shorter one would be compiled while the clock runs
+# every six calls of the program: at other calls, logs are one call late
+FLAGS["ppo_jax"] = ["--checkpoint-interval", 96]
+# 30 whole calls, 6 of them warm-up: a shorter last call would be compiled while it is measured
+TIMESTEPS = {"ppo_jax": 30 * 16 * 512}
 WARM_UP = 0.2  # share of the steps that does not count
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).resolve().parent / "peers"
@@ -56,7 +53,7 @@ ONE_CPU_THREAD = {
     **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
     "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
     "NPROC": "1",  # the threads that XLA runs operations in beside each other
-    "JAX_CPU_ENABLE_ASYNC_DISPATCH": "0",  # computing in the thread that asks is also the faster way for SBX
+    "JAX_CPU_ENABLE_ASYNC_DISPATCH": "0",  # faster for SBX, too
     "JAX_PLATFORMS": "cpu",
     "CUDA_VISIBLE_DEVICES": "",
 }
@@ -66,19 +63,16 @@ ONE_CPU_THREAD = {
 class Args:
     algorithm: tyro.conf.Positional[str]  # which of our files to measure, such as ppo
     rounds: int = 5  # how often each program runs
-    total_timesteps: int | None = (
-        None  # steps of each run, the last 80% of them measured (51,200, ppo_jax 245,760)
-    )
-    peers: tuple[str, ...] | None = (
-        None  # whom to compare with, such as sb3 (all there are if not given)
-    )
+    total_timesteps: int | None = None  # steps of each run (51,200, ppo_jax 245,760)
+    peers: tuple[str, ...] | None = None  # what to compare with, such as sb3 (all if not given)
     side_by_side: bool = False  # ours and one peer at the same time, on two cores
     json: Path | None = None  # file for the figures of every round, with versions
 
 
 def measure(marks, beside=()):
-    """The steps, and their seconds, from the end of the warm-up to the last of the (steps done, time) pairs; where a program
-    ran beside it, only while that was past its warm-up and not yet done."""
+    """Steps and seconds from the end of the warm-up to the last of the (steps done, time) pairs.
+
+    If a program ran beside it, only while that one was past its warm-up and not yet done."""
     for others in filter(None, (marks, beside)):
         first_time = next(when for step, when in others if step >= WARM_UP * others[-1][0])
         marks = [(step, when) for step, when in marks if first_time <= when <= others[-1][1]]
@@ -118,7 +112,7 @@ def run_ours(file, flags, folder, core=None):
 
 
 def with_packages(packages):
-    """The --with flags of uv for these packages; those without a version get their lines of constraints.txt."""
+    """uv's --with flags for these packages, with versions from constraints.txt by default."""
     tested = (ROOT / "constraints.txt").read_text().splitlines()
     for package in packages.split():
         for line in (
@@ -130,7 +124,7 @@ def with_packages(packages):
 
 
 def print_table(names, rounds):
-    """One row a program: its median rate, its range, and the medians of the ratios taken round by round."""
+    """One row per program: median rate, range, and medians of the ratios of each round."""
     rates = {
         program: [figures[program]["steps"] / figures[program]["seconds"] for figures in rounds]
         for program in names
@@ -158,9 +152,8 @@ def main(args):
         raise SystemExit(f"unknown algorithm {args.algorithm}: there is {', '.join(PEERS)}")
     peers = tuple(all_peers) if args.peers is None else args.peers
     if unknown := set(peers) - set(all_peers):
-        raise SystemExit(
-            f"unknown peer {', '.join(sorted(unknown))}: {args.algorithm} has {', '.join(all_peers)}"
-        )
+        names = ", ".join(sorted(unknown))
+        raise SystemExit(f"unknown peer {names}: {args.algorithm} has {', '.join(all_peers)}")
     if args.side_by_side and len(peers) != 1:
         raise SystemExit(
             f"--side-by-side is for one peer: add --peers with one of {', '.join(all_peers)}"
@@ -252,9 +245,8 @@ def main(args):
 
     ours = about["args"]
     how = "one CPU thread" + (" each, at the same time" if args.side_by_side else "")
-    print(
-        f"\n{ours['env_id']}, {ours['num_envs']} environments, {how}; medians over rounds: {args.rounds}"
-    )
+    print(f"\n{ours['env_id']}, {ours['num_envs']} environments, {how}; ", end="")
+    print(f"medians over rounds: {args.rounds}")
     print(f"{timesteps:,} steps a run, of which the first {WARM_UP:.0%} do not count\n")
     peer_names = {peer: all_peers[peer][0] for peer in peers}
     print_table({"ours": f"cleanrl/{file.name}", **peer_names, "bare": "bare environments"}, rounds)

@@ -1,4 +1,4 @@
-"""The environments of one of our files, stepped with actions drawn beforehand: nothing that steps them can be faster."""
+"""Step the environments of one of our files with precomputed actions: the upper bound."""
 
 import json
 import runpy

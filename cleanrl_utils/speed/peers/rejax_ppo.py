@@ -1,4 +1,4 @@
-"""rejax's PPO with the settings given as JSON; prints when it had done how many steps. Run by cleanrl_utils.speed."""
+"""Run by cleanrl_utils.speed: rejax's PPO with settings given as JSON; prints steps over time."""
 
 import json
 import sys
@@ -11,8 +11,8 @@ from rejax import PPO
 settings = json.loads(sys.argv[1])
 num_steps = settings["total_timesteps"]
 
-# the learning rate is not annealed, the gradient is clipped by its elements, an episode that was cut is not bootstrapped:
-# rejax has it no other way. It evaluates and logs nothing here
+# rejax neither anneals the learning rate nor bootstraps truncated episodes, and it clips gradients
+# element by element. It evaluates and logs nothing here
 agent = PPO.create(
     env=settings["env_id"],
     agent_kwargs=dict(activation="tanh", hidden_layer_sizes=(64, 64)),

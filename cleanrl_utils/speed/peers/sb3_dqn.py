@@ -1,4 +1,4 @@
-"""SB3's DQN with the settings given as JSON; prints when it had done how many steps. Run by cleanrl_utils.speed."""
+"""Run by cleanrl_utils.speed: SB3's DQN with settings given as JSON; prints steps over time."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""SB3's TD3 or SAC with the settings given as JSON; prints when it had done how many steps. Run by cleanrl_utils.speed."""
+"""Run by cleanrl_utils.speed: SB3's TD3 or SAC with settings as JSON; prints steps over time."""
 
 import json
 import sys
@@ -40,7 +40,7 @@ if "policy_noise" in settings:
             "action_noise": NormalActionNoise(np.zeros_like(sigma), sigma),
         },
     )
-else:  # it updates the actor once a step; ours waits policy_frequency steps and then makes as many updates
+else:  # one actor update per step; ours makes policy_frequency updates every policy_frequency steps
     algorithm, own = SAC, {"learning_rate": settings["policy_lr"]}
 algorithm(
     "MlpPolicy",

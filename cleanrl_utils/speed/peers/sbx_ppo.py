@@ -1,4 +1,4 @@
-"""SBX's PPO with the settings given as JSON; prints when it had done how many steps. Run by cleanrl_utils.speed."""
+"""Run by cleanrl_utils.speed: SBX's PPO with settings given as JSON; prints steps over time."""
 
 import json
 import sys
@@ -26,7 +26,7 @@ class Clock(BaseCallback):
     _on_training_end = _on_rollout_start
 
 
-# clip_range_vf and target_kl are left out: SBX ignores the first, and takes the second for something else
+# without clip_range_vf and target_kl: SBX ignores the first and uses the second differently
 PPO(
     "MlpPolicy",
     make_vec_env(settings["env_id"], n_envs=settings["num_envs"], seed=settings["seed"]),
