@@ -31,10 +31,11 @@ CHECKPOINTS = (
     "checkpoint.pt",
     "model.safetensors",
 )  # what JAX, PyTorch and the Hub call it
-TRAINING_ONLY = (
-    r"(.*_)?(optimizer|rng)|opt_state|target_.*|buffer|added|league|world|key|rnd|bonus_filter"
+TRAINING_ONLY = re.compile(  # parts of a checkpoint
+    r"args|(.*_)?(optimizer|rng)|opt_state|target_.*|buffer|added|league|world|key|rnd|bonus_filter"
 )
-TRAINING_ONLY = re.compile(TRAINING_ONLY)  # parts of a checkpoint
+NUMPY = [np.ndarray, np.dtype, np._core.multiarray._reconstruct, np._core.multiarray.scalar]
+NUMPY += [type(np.dtype(code)) for code in "?bBhHiIlLefd"]  # no objects, which could be any code
 GRID_CELLS = 9  # checkpoints in one video
 GRID_WIDTH = 1280  # pixels
 GRID_STEPS = 10_000  # a video ends there, since some agents never lose
@@ -84,7 +85,8 @@ def load_checkpoint(path):
             return msgpack_restore(path.read_bytes())
         if path.suffix == ".safetensors":
             return read_safetensors(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals(NUMPY):
+            return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         problem = f"cannot load the checkpoint of {path.parent}: {type(error).__name__}: {error}"
         raise SystemExit(problem.splitlines()[0]) from None

@@ -19,6 +19,7 @@ import subprocess
 import tempfile
 import time
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -166,8 +167,13 @@ def draw_curve(steps, returns, title, path):
     figure.savefig(path, dpi=110)
 
 
-def trained_by(file, about):
+def trained_by(file, about, run_folder=None):
     """The source of the file that trained a run, and how sure that is."""
+    copy = run_folder and run_folder / about["file"]
+    if copy and copy.is_file():
+        content = copy.read_bytes()
+        if sha256(content).hexdigest() == about.get("sha256"):
+            return content.decode(), "from the copy that the run kept"
     text, commit = file.read_text(), str(about.get("commit", ""))
     if file.stat().st_mtime < about.get("start_time", 0):
         return text, "unchanged since the run began"
@@ -323,7 +329,7 @@ def push(run_folder, hf_entity, private=False, episodes=10, file=None, env_id=No
                 evaluation = enjoy.evaluate(run_folder, weights, episodes, file=file, env_id=env_id)
         shutil.copy(run_folder / "run.json", folder)
         shutil.copy(run_folder / "eval.json", folder)
-        source, source_note = trained_by(file, about)
+        source, source_note = trained_by(file, about, run_folder)
         (folder / about["file"]).write_text(source)
         steps, returns = training_returns(run_folder)
         if len(returns):

@@ -89,6 +89,8 @@ def commands(run_folder):
         )
     if commit:
         yield f"git checkout --detach {commit}"
+        if about.get("dirty"):
+            yield f"# beware: {file} may differ from that commit: the run kept a copy in its folder"
     else:
         yield "# the run was not made in a git checkout, so that its code is not known"
     yield f"uv venv --python {python} {ENVIRONMENT}"

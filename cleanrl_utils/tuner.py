@@ -143,7 +143,7 @@ class Run:
         self.state = "ended"
 
     def read(self):
-        """Read what was logged since the last call, up to a half-written record; return an error."""
+        """Read what was logged since the last call, up to a half-written record."""
         for path in sorted(self.folder.glob("runs/*/*tfevents*")):
             if path not in self.readers:
                 self.readers[path] = LegacyEventFileLoader(str(path))

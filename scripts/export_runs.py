@@ -101,6 +101,8 @@ def export(algorithm, runs, partial=False):
             "device": about["device"],
             "python": about["python"],
         }
+        if about.get("dirty"):
+            told["dirty"] = True
         settings[name] = told | {"packages": versions, "steps": steps}
     (RESULTS / algorithm / "runs.json").write_text(json.dumps(settings, indent=1) + "\n")
     print(f"{len(folders)} runs in {RESULTS / algorithm}")

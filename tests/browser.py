@@ -1,4 +1,4 @@
-"""Debian's Chromium without a window, spoken to through its debugging pipe: a page as its reader sees it."""
+"""Debian's Chromium, headless, driven through its debugging pipe: a page as its reader sees it."""
 
 import base64
 import json
@@ -22,8 +22,9 @@ class Browser:
         self.profile, self.last, self.requests, self.errors = tempfile.mkdtemp(), 0, [], []
         read_by_it, self.to = os.pipe()
         self.of, written_by_it = os.pipe()
-        flags = f"--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --user-data-dir={self.profile}"
-        command = f"exec {CHROMIUM} {flags} --remote-debugging-pipe about:blank 3<&{read_by_it} 4>&{written_by_it}"
+        flags = "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage"
+        flags += f" --user-data-dir={self.profile} --remote-debugging-pipe"
+        command = f"exec {CHROMIUM} {flags} about:blank 3<&{read_by_it} 4>&{written_by_it}"
         self.process = subprocess.Popen(
             ["bash", "-c", command],
             pass_fds=(read_by_it, written_by_it),

@@ -19,7 +19,7 @@ LARGE = 2000  # bytes; larger files, and those that are not text, go the way of 
 
 class Hub(BaseHTTPRequestHandler):
     repos, stored, log, lies = {}, {}, [], {}
-    """{repository: {name: content}}, {oid: content}, [(method, path)], and {(repository, name): size} where it should lie"""
+    """{repository: {name: content}}, {oid: content}, [(method, path)], {(repo, name): size}"""
 
     def log_message(self, *_):
         pass
@@ -59,7 +59,8 @@ class Hub(BaseHTTPRequestHandler):
                 return self.answer(
                     403,
                     {
-                        "error": "You don't have the rights to create a model under the namespace other"
+                        "error": "You don't have the rights to create a model "
+                        "under the namespace other"
                     },
                 )
             status = 409 if repo in self.repos else 200

@@ -25,13 +25,14 @@ from cleanrl_utils.benchmark import task
 from tests.harness import PPO, ROOT, about, scalars
 
 WALK = '''
-"""As an algorithm file does: a run folder, a bar, checkpoints, --resume. Each step leaves its process's number."""
+"""Like an algorithm file: run folder, bar, checkpoints, --resume. Each step logs its process."""
 import argparse, json, os, subprocess, sys, time
 from pathlib import Path
 from tqdm import tqdm
 
 parser = argparse.ArgumentParser()
-for name, default in dict(env_id="Walk-v0", seed=1, steps=8, delay=0.02, crash_at=0, resume="", helper=0).items():
+flags = dict(env_id="Walk-v0", seed=1, steps=8, delay=0.02, crash_at=0, resume="", helper=0)
+for name, default in flags.items():
     parser.add_argument("--" + name.replace("_", "-"), type=type(default), default=default)
 args = parser.parse_args()
 folder = Path(args.resume or f"runs/{args.env_id}__walk__{args.seed}__{time.time_ns()}")
@@ -40,6 +41,8 @@ if args.resume:
 else:
     folder.mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps({"args": vars(args), "env": dict(os.environ)}))
+(folder / "lock").touch()
+(folder / "pid").write_text(str(os.getpid()))
 print(f"run folder: {folder}")
 if args.helper:  # what outlives its parent unless the whole group is ended
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
@@ -105,7 +108,7 @@ def wait_for(condition, seconds=60):
 
 
 def processes_here():
-    """The processes that have this folder's walk.py or ppo.py on their command line and this folder as theirs."""
+    """The command lines of the processes whose working directory is this folder."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -340,7 +343,8 @@ def test_nohup_is_heeded_and_a_killed_watcher_costs_an_attempt(here):
 
 def test_whoever_asks_twice_does_not_wait(here):
     Path("deaf.py").write_text(
-        "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('x')\ntime.sleep(99)"
+        "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "print('x')\ntime.sleep(99)"
     )
     runner = subprocess.Popen(
         words("python deaf.py", "--num-seeds", 1),
@@ -362,7 +366,7 @@ def test_whoever_asks_twice_does_not_wait(here):
 
 
 def test_runner_killed_again_and_again(here):
-    """kill -9 at any time: no run is lost, none is trained by two processes at a time, none starts over."""
+    """kill -9 at any time: no run is lost, starts over, or has two processes at the same time."""
     command, moments = (
         words("python walk.py --steps 20 --delay 0.1 --helper 1", "--num-seeds", 5, "--workers", 2),
         random.Random(1),
@@ -382,7 +386,7 @@ def test_runner_killed_again_and_again(here):
 
 
 def test_what_lives_on_without_a_watcher_is_ended_first(here):
-    """If all that watches over a run is killed at once, its own processes may live on; whoever comes next sees their lock."""
+    """If a run's watchers are killed at once, its processes may live on; the next one waits."""
     log, command = (
         here / f"{task.name_of(['python', 'fork.py'])}.log",
         ["--in", here, "python", "fork.py"],
@@ -529,7 +533,8 @@ def test_table_on_a_terminal(here):
 def test_figures_from_a_bar(tmp_path):
     log = tmp_path / "log"
     log.write_text(
-        "$ x\nrun folder: y\n 10%|# | 51.2k/500k [00:07<00:52, 8.24kstep/s, episodic_return=-12.5]\r"
+        "$ x\nrun folder: y\n"
+        " 10%|# | 51.2k/500k [00:07<00:52, 8.24kstep/s, episodic_return=-12.5]\r"
     )
     assert task.progress(log) == (0.1024, 8240, -12.5)
     log.write_text("$ x\n 45%|# | 450/1.00k [07:00<00:52, 2.50s/step]\n")
@@ -576,7 +581,7 @@ def test_every_plot_has_its_commands():
 
 @pytest.mark.slow
 def test_ppo_is_cut_and_goes_on(here):
-    """The real thing: two environments, stopped between two checkpoints, finished by the same command."""
+    """ppo.py on two environments, killed between two checkpoints, finished by the same command."""
     command = words(
         f"python {PPO} --total-timesteps 10240 --num-envs 4 --num-steps 64 --checkpoint-interval 2",
         *("--env-ids", "CartPole-v1", "Acrobot-v1", "--num-seeds", 1, "--workers", 2),
@@ -713,7 +718,8 @@ def queue():
 
 
 def test_slurm_job_killed_in_mid_run_is_resumed(slurm):
-    ppo = f"python {PPO} --env-id CartPole-v1 --total-timesteps 10240 --num-envs 4 --num-steps 64 --checkpoint-interval 2"
+    ppo = f"python {PPO} --env-id CartPole-v1 --total-timesteps 10240 --num-envs 4 --num-steps 64"
+    ppo += " --checkpoint-interval 2"
     command = words(
         [ppo.replace(" --env-id CartPole-v1", ""), "python walk.py"], "--num-seeds", 1, *slurm
     )
@@ -775,8 +781,10 @@ def test_slurm_jobs_end_with_ctrl_c_and_go_on(slurm):
 
 def test_slurm_template_with_the_known_fields(slurm):
     Path("mine.slurm").write_text(
-        "#!/bin/bash\n#SBATCH --job-name=mine\n#SBATCH --array={{array}}\n#SBATCH --ntasks={{ntasks}}\n{{nodes}}\n"
-        "env_ids={{env_ids}}\nseeds={{seeds}}\nenv_id=${env_ids[$SLURM_ARRAY_TASK_ID / {{len_seeds}}]}\n"
+        "#!/bin/bash\n#SBATCH --job-name=mine\n#SBATCH --array={{array}}\n"
+        "#SBATCH --ntasks={{ntasks}}\n{{nodes}}\n"
+        "env_ids={{env_ids}}\nseeds={{seeds}}\n"
+        "env_id=${env_ids[$SLURM_ARRAY_TASK_ID / {{len_seeds}}]}\n"
         "seed=${seeds[$SLURM_ARRAY_TASK_ID % {{len_seeds}}]}\n"
         "echo {{exp_name}} {{gpus_per_task}} {{cpus_per_gpu}} > fields.txt\n"
         "srun {{command}} --seed $seed --env-id $env_id\n"
@@ -846,7 +854,7 @@ def ray_cluster(here):
 @pytest.mark.slow
 @pytest.mark.parametrize("program", ["walk", "ppo"])
 def test_ray_node_killed_in_mid_run(ray_cluster, program):
-    """Its run is resumed on the other node, from its checkpoint; nothing of it lives on in the meantime."""
+    """Its run is resumed on the other node from its checkpoint, with no process left behind."""
     cluster, (first, _) = ray_cluster
     ppo = (
         f"python {PPO} --total-timesteps 20480 --num-envs 4 --num-steps 64 --checkpoint-interval 2"
@@ -919,7 +927,7 @@ def test_ray_that_is_not_there_is_one_line(here):
 
 @pytest.fixture
 def aws(here, monkeypatch):
-    """moto's server with a bucket, a job queue and a job definition. It takes Batch's jobs, and runs none of them."""
+    """moto's server with a bucket, a job queue and a job definition. It runs no jobs."""
     boto3 = pytest.importorskip("boto3", reason="needs the extra cluster")
     pytest.importorskip("moto", reason="needs the extra dev")
     url = f"http://127.0.0.1:{free_port()}"
@@ -974,7 +982,7 @@ def aws(here, monkeypatch):
 
 
 def container(batch, job, index, folder, program="walk.py"):
-    """What AWS Batch does with a place in an array: the job's command, in its environment, in a file system of its own."""
+    """A container of an array job: its command and environment, in a folder of its own."""
     (told,) = batch.describe_jobs(jobs=[job])["jobs"]
     environment = {item["name"]: item["value"] for item in told["container"]["environment"]}
     folder.mkdir()
@@ -985,7 +993,7 @@ def container(batch, job, index, folder, program="walk.py"):
 
 @pytest.mark.slow
 def test_aws_array_job_with_logs_and_checkpoints_on_s3(aws):
-    """The jobs as submitted are run for real; one machine is taken back and one dies in mid-run; both runs go on elsewhere."""
+    """Submitted jobs run for real; one machine is reclaimed, one dies; both runs are resumed."""
     batch, s3 = aws
     names = (
         "--aws-job-queue",
@@ -1026,7 +1034,9 @@ def test_aws_array_job_with_logs_and_checkpoints_on_s3(aws):
         "http://127.0.0.1:"
     )
 
-    keys = lambda: {found["Key"] for found in s3.list_objects_v2(Bucket="bucket")["Contents"]}  # noqa: E731
+    def keys():
+        return {found["Key"] for found in s3.list_objects_v2(Bucket="bucket")["Contents"]}
+
     first = [container(batch, array, index, Path(f"machine-{index}")) for index in range(3)]
     wait_for(lambda: sum(key.endswith("/checkpoint.pt") for key in keys()) == 3)
     first[0].send_signal(signal.SIGTERM)  # AWS wants its machine back
@@ -1046,7 +1056,7 @@ def test_aws_array_job_with_logs_and_checkpoints_on_s3(aws):
         assert int(made[-1].split()[1]) == 40 and len({line.split()[0] for line in made}) == 2, (
             "resumed from S3"
         )
-    assert not [key for key in keys() if key.endswith(".tmp")]
+    assert not [key for key in keys() if key.endswith((".tmp", "/lock", "/pid"))]
 
     Path("runs/benchmark/journal.jsonl").write_text(  # as it is with an AWS that runs what it takes
         "".join(

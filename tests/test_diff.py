@@ -28,7 +28,7 @@ def run(*args, **environment):
 
 @pytest.fixture
 def copy(tmp_path):
-    """ppo.py with a flag's default changed, a line of code changed, one taken out and one put in."""
+    """ppo.py with a flag's default and a line of code changed, one line removed and one added."""
     source = PPO.read_text()
     for old, new in (
         ("import time\n", ""),
@@ -43,7 +43,7 @@ def copy(tmp_path):
 
 
 def read_rows(lines, width):
-    """(old number, old text, mark, new number, new text) of each row in the terminal, with its wrapped lines put together."""
+    """(old number, old text, mark, new number, new text) of each row, with wrapped lines joined."""
     rows, column = [], (width - 13) // 2
     for line in lines:
         i, left, rest = (
@@ -120,7 +120,7 @@ def test_colours_are_only_for_terminals(tmp_path):
 
 
 class Page(HTMLParser):
-    """Collects the tags, and of each row its class, whether it is folded, its cells and its marked words."""
+    """Collects the tags, and of each row its class, if it is folded, cells and marked words."""
 
     def __init__(self, text):
         super().__init__()

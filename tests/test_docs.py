@@ -1,4 +1,4 @@
-"""README, CONTRIBUTING and docs: every command runs, every line number, test, file and table they name is true."""
+"""README, CONTRIBUTING and docs: commands run; lines, tests, files and tables are up to date."""
 
 import importlib.util
 import os
@@ -17,74 +17,85 @@ from tests.harness import ROOT, train
 from tests.test_packaging import UV
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-NOT_RUN_HERE = {
-    "make test": "it is what runs this test",
-    "mkdocs build --strict": "run by test_site",
-    "uv run cleanrl/ppo.py": "run by test_packaging.test_bare_file_runs_in_an_empty_folder",
-    "python -m cleanrl_utils.speed ppo": "run by test_speed",
-    "python -m cleanrl_utils.speed dqn": "as the one above, for longer",
-    "python -m cleanrl_utils.speed dqn_jax": "as the one above, for longer",
-    "python -m cleanrl_utils.speed ppo_jax": "as the one above, for longer",
-    "python -m cleanrl_utils.speed td3_continuous_action --rounds 2 --total-timesteps 1500": "as the one above, for longer",
-    "python -m cleanrl_utils.speed sac_continuous_action --rounds 2 --total-timesteps 1500": "as the one above, for longer",
-    "python -m cleanrl_utils.speed sac_continuous_action --rounds 3 --total-timesteps 2400 --side-by-side": "in test_speed",
-    "python -m cleanrl_utils.hub push runs/<run> --hf-entity me": "run by test_hub.test_commands_of_the_docs, with a Hub",
-    "python -m cleanrl_utils.hub pull me/CartPole-v1-ppo-seed1": "as the one above",
-    "python -m cleanrl_utils.hub pull cleanrl/CartPole-v1-dqn-seed1": "as the one above",
-    "python -m cleanrl_utils.enjoy hf://me/CartPole-v1-ppo-seed1": "as the one above",
-    "python -m cleanrl_utils.enjoy hf://cleanrl/CartPole-v1-dqn-seed1 --epsilon 0.05": "as the one above",
-    "python -m cleanrl_utils.enjoy --exp-name dqn --env-id CartPole-v1": "as the one above",
-    "python -m cleanrl_utils.enjoy --exp-name ppo --env-id CartPole-v1 --hf-entity me --run-seed 1": "as the one above",
-    "python -m cleanrl_utils.enjoy runs --snapshots": "run by test_enjoy.test_snapshots_are_what_checkpoints_learned",
-    "python -m cleanrl_utils.enjoy runs/<run> --grid": "run by test_enjoy.test_grid_of_snapshots",
-    "uvx optuna-dashboard sqlite:///cleanrl_hpopt.db": "a server, and not one of ours",
-    "python -m cleanrl_utils.tuner scripts/tune_ppo.py --workers 4 --storage postgresql+psycopg://user@host/database": (
-        "run by test_tuner.test_machines_share_a_study_through_postgresql"
-    ),
-    "python -m cleanrl_utils.rlops --exp-name ppo --tags v1 v2 --report": "run by test_rlops, on runs that have these tags",
-    "python -m cleanrl_utils.rlops --filters 'ppo?tag=v1' 'ppo?tag=v2'": "as the one above",
-    "python -m cleanrl_utils.rlops --filters 'ppo?norm_adv=True&cl=on' 'ppo?norm_adv=False&cl=off' --env-ids CartPole-v1": (
-        "as the one above"
-    ),
-    "python -m cleanrl_utils.rlops --exp-name ddpg_continuous_action --wandb-project-name cleanrl "
-    "--wandb-entity openrlbenchmark --tags 'pr-299' 'rlops-pilot' --env-ids HalfCheetah-v4 Walker2d-v4 "
-    "--output-filename compare.png --scan-history --metric-last-n-average-window 100 --report": (
-        "needs Weights & Biases; run by test_rlops against a server of its own"
-    ),
-    "python -m cleanrl_utils.benchmark --env-ids CartPole-v1 Acrobot-v1 MountainCar-v0 "
-    '--command "python cleanrl/ppo.py --no-cuda --track --capture-video" --num-seeds 3 --start-seed 1 --workers 5': (
-        "as those of test_benchmark, for longer"
-    ),
-    "python -m cleanrl_utils.benchmark --env-ids CartPole-v1 "
-    '--command "python cleanrl/ppo.py" --workers 100 --backend ray --ray-address 10.0.0.1:6379': (
-        "run by test_benchmark, on a cluster of its own"
-    ),
-    "python -m cleanrl_utils.benchmark --env-ids CartPole-v1 Acrobot-v1 "
-    '--command "python cleanrl/ppo.py" --workers 20 --backend slurm --slurm-gpus-per-task 0 --slurm-total-cpus 1': (
-        "as the one above"
-    ),
-    'python -m cleanrl_utils.benchmark --env-ids CartPole-v1 Acrobot-v1 --command "python cleanrl/ppo.py" --backend aws-batch '
-    "--aws-job-queue my-queue --aws-job-definition cleanrl --aws-s3 s3://my-bucket/ppo": (
-        "run by test_benchmark, with moto's server"
-    ),
-    "torchrun --nproc-per-node 2 cleanrl/ppo_atari_multigpu.py --local-num-envs 4": (
-        "run by test_ppo_atari_multigpu.test_torchrun_and_kill_9, as the next ones are by other tests there"
-    ),
-    "torchrun --nproc-per-node 2 cleanrl/ppo_atari_multigpu.py --local-num-envs 4 --device-ids 0 0": "needs a GPU",
-    "torchrun --nproc-per-node 2 cleanrl/ppo_atari_multigpu.py --local-num-envs 4 --backend nccl": "needs two GPUs",
-    **{
-        "torchrun --nnodes 2 --nproc-per-node 1 "
-        f"--node-rank {i} --master-addr 10.77.0.1 cleanrl/ppo_atari_multigpu.py": "needs two machines, or test_two_hosts"
-        for i in range(2)
-    },
-    "torchrun --nproc-per-node 2 cleanrl/ppo_atari_multigpu.py --resume runs/<run>": "as the first of them",
-    "python cleanrl/ppo_continuous_action_isaacgym.py --env-id Mjlab-Cartpole-Balance --num-envs 64": (
-        "run by test_ppo_continuous_action_isaacgym.test_mjlab_cartpole (slow)"
-    ),
-    "python cleanrl/ppo_continuous_action_isaacgym.py --env-id Isaac-Ant-v0": "needs Isaac Lab",
-    "python scripts/draw_jaxtari_sprites.py": "run by test_ppo_jaxtari_jax, in a folder of its own",
-    "pip install -r requirements/requirements.txt": "run by test_plain_pip (slow), and resolved by test_packaging",
-}
+NOT_RUN_HERE = """
+# it is what runs this test
+make test
+# run by test_site
+mkdocs build --strict
+# run by test_packaging.test_bare_file_runs_in_an_empty_folder
+uv run cleanrl/ppo.py
+# the first is run by test_speed, the others are the same for longer
+python -m cleanrl_utils.speed ppo
+python -m cleanrl_utils.speed dqn
+python -m cleanrl_utils.speed dqn_jax
+python -m cleanrl_utils.speed ppo_jax
+python -m cleanrl_utils.speed td3_continuous_action --rounds 2 --total-timesteps 1500
+python -m cleanrl_utils.speed sac_continuous_action --rounds 2 --total-timesteps 1500
+# in test_speed
+python -m cleanrl_utils.speed sac_continuous_action --rounds 3 --total-timesteps 2400 \
+--side-by-side
+# run by test_hub.test_commands_of_the_docs, with a Hub
+python -m cleanrl_utils.hub push runs/<run> --hf-entity me
+python -m cleanrl_utils.hub pull me/CartPole-v1-ppo-seed1
+python -m cleanrl_utils.hub pull cleanrl/CartPole-v1-dqn-seed1
+python -m cleanrl_utils.enjoy hf://me/CartPole-v1-ppo-seed1
+python -m cleanrl_utils.enjoy hf://cleanrl/CartPole-v1-dqn-seed1 --epsilon 0.05
+python -m cleanrl_utils.enjoy --exp-name dqn --env-id CartPole-v1
+python -m cleanrl_utils.enjoy --exp-name ppo --env-id CartPole-v1 --hf-entity me --run-seed 1
+# run by test_enjoy.test_snapshots_are_what_checkpoints_learned
+python -m cleanrl_utils.enjoy runs --snapshots
+# run by test_enjoy.test_grid_of_snapshots
+python -m cleanrl_utils.enjoy runs/<run> --grid
+# a server, and not one of ours
+uvx optuna-dashboard sqlite:///cleanrl_hpopt.db
+# run by test_tuner.test_machines_share_a_study_through_postgresql
+python -m cleanrl_utils.tuner scripts/tune_ppo.py --workers 4 --storage \
+postgresql+psycopg://user@host/database
+# run by test_rlops, on runs that have these tags
+python -m cleanrl_utils.rlops --exp-name ppo --tags v1 v2 --report
+python -m cleanrl_utils.rlops --filters 'ppo?tag=v1' 'ppo?tag=v2'
+python -m cleanrl_utils.rlops --filters 'ppo?norm_adv=True&cl=on' 'ppo?norm_adv=False&cl=off' \
+--env-ids CartPole-v1
+# needs Weights & Biases; run by test_rlops against a server of its own
+python -m cleanrl_utils.rlops --exp-name ddpg_continuous_action --wandb-project-name cleanrl \
+--wandb-entity openrlbenchmark --tags 'pr-299' 'rlops-pilot' --env-ids HalfCheetah-v4 Walker2d-v4 \
+--output-filename compare.png --scan-history --metric-last-n-average-window 100 --report
+# as those of test_benchmark, for longer
+python -m cleanrl_utils.benchmark --env-ids CartPole-v1 Acrobot-v1 MountainCar-v0 --command \
+"python cleanrl/ppo.py --no-cuda --track --capture-video" --num-seeds 3 --start-seed 1 --workers \
+5
+# run by test_benchmark, on a cluster of its own
+python -m cleanrl_utils.benchmark --env-ids CartPole-v1 --command "python cleanrl/ppo.py" \
+--workers 100 --backend ray --ray-address 10.0.0.1:6379
+python -m cleanrl_utils.benchmark --env-ids CartPole-v1 Acrobot-v1 --command "python \
+cleanrl/ppo.py" --workers 20 --backend slurm --slurm-gpus-per-task 0 --slurm-total-cpus 1
+# run by test_benchmark, with moto's server
+python -m cleanrl_utils.benchmark --env-ids CartPole-v1 Acrobot-v1 --command "python \
+cleanrl/ppo.py" --backend aws-batch --aws-job-queue my-queue --aws-job-definition cleanrl \
+--aws-s3 s3://my-bucket/ppo
+# run by test_ppo_atari_multigpu.test_torchrun_and_kill_9, as the next ones are by other tests there
+torchrun --nproc-per-node 2 cleanrl/ppo_atari_multigpu.py --local-num-envs 4
+# needs a GPU
+torchrun --nproc-per-node 2 cleanrl/ppo_atari_multigpu.py --local-num-envs 4 --device-ids 0 0
+# needs two GPUs
+torchrun --nproc-per-node 2 cleanrl/ppo_atari_multigpu.py --local-num-envs 4 --backend nccl
+# needs two machines, or test_two_hosts
+torchrun --nnodes 2 --nproc-per-node 1 --node-rank 0 --master-addr 10.77.0.1 \
+cleanrl/ppo_atari_multigpu.py
+torchrun --nnodes 2 --nproc-per-node 1 --node-rank 1 --master-addr 10.77.0.1 \
+cleanrl/ppo_atari_multigpu.py
+# as the first torchrun command
+torchrun --nproc-per-node 2 cleanrl/ppo_atari_multigpu.py --resume runs/<run>
+# run by test_ppo_continuous_action_isaacgym.test_mjlab_cartpole (slow)
+python cleanrl/ppo_continuous_action_isaacgym.py --env-id Mjlab-Cartpole-Balance --num-envs 64
+# needs Isaac Lab
+python cleanrl/ppo_continuous_action_isaacgym.py --env-id Isaac-Ant-v0
+# run by test_ppo_jaxtari_jax, in a folder of its own
+python scripts/draw_jaxtari_sprites.py
+# run by test_plain_pip (slow), and resolved by test_packaging
+pip install -r requirements/requirements.txt
+"""
+NOT_RUN_HERE = [line for line in NOT_RUN_HERE.splitlines() if line[:1] not in ("", "#")]
 
 
 def commands():
@@ -267,7 +278,8 @@ def test_lines_tests_and_files_exist(page):
         assert f"def {test}(" in (page.parent / path).read_text(), test
 
 
-DETAILS = {  # of each family: the file that shows them, how many there are, and the page that explains them
+# of each family: the file that shows the details, their number, and the page that explains them
+DETAILS = {
     "core": ("ppo", 13, "ppo.md"),
     "atari": ("ppo_atari", 9, "ppo.md"),
     "continuous": ("ppo_continuous_action", 9, "ppo.md"),

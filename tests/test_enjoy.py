@@ -76,8 +76,8 @@ PLAYED = [
     [pytest.param(FILES[x], id=x, marks=[pytest.mark.slow] * (x in COMPILED)) for x in PLAYED],
 )
 def test_enjoy_works_on_every_file(file, tmp_path, monkeypatch):
-    """PPO's policy, and SAC's if actions are discrete, sample from two actions; the others take the better one, and the
-    other one when they are swapped."""
+    """Policies of PPO and of SAC with discrete actions sample from two actions; the others take the
+    better one, and the other one when they are swapped."""
     samples = not has_replay(file) or file.stem == "sac_atari"
     flags = small(
         file, "--total-timesteps", iteration(file), "--env-id", probe(file, "ActionMatters")
@@ -280,7 +280,7 @@ def test_enjoy_does_not_write_through_links(cartpole, monkeypatch):
 
 
 def test_enjoy_with_chance(tmp_path, monkeypatch):
-    """With a chance of 1 both actions of the probe come up, without one only that which the network prefers."""
+    """With epsilon 1, both actions of the probe come up; with 0, only the greedy one."""
     dqn, chances = ALL_FILES["dqn"], {}
     train(
         dqn,
@@ -311,7 +311,7 @@ def test_enjoy_with_chance_where_it_makes_no_sense(run, monkeypatch):
 
 
 def test_enjoy_a_model_of_the_hub(run, tmp_path, monkeypatch, capsys):
-    """By its address and by its names, in a folder that is made in runs/; evaluated as a run of one's own."""
+    """By its address and by its names, in a new folder of runs/; evaluated like any other run."""
     files = {name: (run / name).read_bytes() for name in ("run.json",)}
     save_weights(enjoy.learned(read_checkpoint(run)), tmp_path / "model.safetensors")
     Hub.repos["me/Probe-ActionMatters-v0-ppo-seed1"] = files | {
@@ -355,7 +355,8 @@ def test_enjoy_without_a_run(tmp_path, monkeypatch, words, answer):
 def test_snapshots_are_what_checkpoints_learned(tmp_path, monkeypatch):
     """Beside a training in a process of its own, from before it starts until it ends."""
     (tmp_path / "runs").mkdir()
-    flags = "--num-envs 2 --num-steps 64 --num-minibatches 2 --checkpoint-interval 10 --total-timesteps 20000".split()
+    flags = "--num-envs 2 --num-steps 64 --num-minibatches 2 --checkpoint-interval 10"
+    flags = f"{flags} --total-timesteps 20000".split()
     training = subprocess.Popen(
         [sys.executable, PPO, *flags],
         cwd=tmp_path,

@@ -1,4 +1,4 @@
-"""The fast reader of event files: what TensorBoard shows, nothing from damaged places, no code from a cache."""
+"""The fast reader of event files: TensorBoard's values, no damaged ones, no code from a cache."""
 
 import os
 import time

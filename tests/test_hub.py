@@ -1,8 +1,9 @@
-"""cleanrl_utils.hub: what is pushed plays the same when it is pulled, and a hostile repository gets one line and runs nothing.
+"""cleanrl_utils.hub: pushed models play the same when pulled; hostile ones are refused in one line.
 
 The Hub is the one of tests/hub_server.py, the client is the real one.
 """
 
+import hashlib
 import io
 import json
 import os
@@ -224,11 +225,10 @@ def test_push_without_a_picture(tmp_path):
 
 
 def test_the_file_that_trained_it(tmp_path):
-    git = lambda *words: (
-        subprocess.run(
-            ["git", "-C", tmp_path, *words], check=True, capture_output=True, text=True
-        ).stdout
-    )  # noqa: E731
+    def git(*words):
+        command = ["git", "-C", tmp_path, *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
     file = tmp_path / "my_ppo.py"
     file.write_text("first")
     git("init", "-q")
@@ -244,6 +244,16 @@ def test_the_file_that_trained_it(tmp_path):
     source, note = hub.trained_by(file, {"commit": commit, "start_time": changed + 1})
     assert source == "first" and commit[:8] in note
     assert hub.trained_by(file, {"commit": "--help", "start_time": 0})[0] == "second"
+
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "my_ppo.py").write_text("uncommitted")
+    about = {"file": "my_ppo.py", "commit": commit, "start_time": changed + 1}
+    assert hub.trained_by(file, about, run)[0] == "first", "the copy may not be the run's"
+    about["sha256"] = hashlib.sha256(b"uncommitted").hexdigest()
+    assert hub.trained_by(file, about, run) == ("uncommitted", "from the copy that the run kept")
+    (run / "my_ppo.py").write_text("edited later")
+    assert hub.trained_by(file, about, run)[0] == "first"
 
 
 @pytest.mark.parametrize(
@@ -434,9 +444,11 @@ def test_without_the_extra(run, tmp_path, monkeypatch):
 
 def test_a_file_that_vanishes_leaves_nothing(repo, tmp_path, monkeypatch):
     real = Hub.of_repo
-    gone = lambda self, kind, repo, rest: (
-        self.answer(404) if rest[-1:] == ["run.json"] else real(self, kind, repo, rest)
-    )  # noqa: E731
+
+    def gone(self, kind, repo, rest):
+        is_gone = rest[-1:] == ["run.json"]
+        return self.answer(404) if is_gone else real(self, kind, repo, rest)
+
     monkeypatch.setattr(Hub, "of_repo", gone)
     repo["run.json"] += b"\n\n"  # a commit that the client has not seen
     with pytest.raises(SystemExit, match=f"cannot fetch run.json of {NAME}: "):
@@ -444,7 +456,7 @@ def test_a_file_that_vanishes_leaves_nothing(repo, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-# The public project's models: its networks as the names in its files tell, filled with random numbers.
+# Models of CleanRL v1 (upstream): networks under the names of its files, with random weights.
 
 
 def public_q_network(obs_dim, outputs):

@@ -1,4 +1,4 @@
-"""Set-up: headers, bounds, pins and exports say the same; the linters are happy; the bare file runs."""
+"""Set-up: headers, bounds, pins and exports agree; the linters pass; the bare file runs."""
 
 import ast
 import os
@@ -173,13 +173,16 @@ def test_workflow_keeps_our_promises():
 
 @pytest.mark.parametrize("file", ALGORITHMS, ids=lambda file: file.stem)
 def test_file_lengths(file):
-    """The lengths of the public twins, and 40 lines more for those that import what ours hold, 40 again where that is a
-    replay buffer and wrappers; 20 for recording, for pools, and for environments of two kinds; 5 for --checkpoint-buffer, 12
-    for drawing the random numbers of many steps, resets included, at once. Three that have no twin take less than 350 lines,
-    CrossQ 36 more for its normalization. ppo_jax.py, whose twin is a program for other environments, has the logs and the
-    command line of many runs at once besides, and 26 lines for the forms that a GPU is faster with; its sibling with a memory
-    has 20 lines more for that, the one for continuous actions, in 103 more, normalizers, its environments in Gymnasium's form
-    and forces that are added up in a fixed order, and the one for pixels, in 40 more, that form, and frames and lives."""
+    """The lengths of the public twins, and 40 lines more for those that import what ours hold,
+    40 again where that is a replay buffer and wrappers; 20 for recording, for pools, and for
+    environments of two kinds; 5 for --checkpoint-buffer, 12 for drawing the random numbers of
+    many steps, resets included, at once. Three that have no twin take less than 350 lines,
+    CrossQ 36 more for its normalization. ppo_jax.py, whose twin is a program for other
+    environments, has the logs and the command line of many runs at once besides, and 26 lines
+    for the forms that a GPU is faster with; its recurrent sibling has 20 lines more, the one
+    for continuous actions, in 103 more, normalizers, its environments in Gymnasium's form and
+    forces that are added up in a fixed order, and the one for pixels, in 40 more, that form,
+    and frames and lives."""
     twins = {
         "ppo": 280,
         "ppo_atari": 329,
@@ -255,7 +258,7 @@ def uv_run(folder, torch_version, *flags):
 
 @needs_uv
 def test_bare_file_runs_in_an_empty_folder(tmp_path):
-    """With the PyTorch that is tested: where pip finds a build of it for the CPU, this saves gigabytes of CUDA."""
+    """With the tested version of PyTorch: a CPU build, where pip finds one, saves gigabytes."""
     pinned = re.search(r"^torch==(\S+)", (ROOT / "constraints.txt").read_text(), re.M)[1]
     assert "2.05k/2.05k" in uv_run(tmp_path, pinned)
     assert len(list(tmp_path.glob("runs/*/checkpoint.pt"))) == 1

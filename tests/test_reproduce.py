@@ -1,4 +1,4 @@
-"""cleanrl_utils.reproduce: what it prints makes the same run again, and does nothing else, whoever wrote run.json."""
+"""cleanrl_utils.reproduce: its commands reproduce the run, and do nothing else on hostile runs."""
 
 import json
 import os
@@ -78,11 +78,12 @@ def write(folder, **entries):
 
 
 def execute(lines, folder):
-    """Run a script in a folder in which git, uv and the environment's Python only write down their words and WANDB_TAGS."""
+    """Run a script with git, uv and Python replaced by recorders of their words and WANDB_TAGS."""
     for name in ("bin/git", "bin/uv", ".venv-reproduce/bin/python"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(
-            '#!/bin/bash\n{ printf "%s\\0" "${0##*/}" "$@" "$WANDB_TAGS"; printf "\\n\\0"; } >> words\n'
+            '#!/bin/bash\n{ printf "%s\\0" "${0##*/}" "$@" "$WANDB_TAGS"; '
+            'printf "\\n\\0"; } >> words\n'
         )
         (folder / name).chmod(0o755)
     (folder / "words").unlink(missing_ok=True)
@@ -94,7 +95,7 @@ def execute(lines, folder):
 
 
 def test_printed_command_makes_the_same_run(run, tmp_path):
-    """The last line, run for real: flags, tags, curves and weights are those of the first run, bit for bit."""
+    """The last line, run for real: flags, tags, curves and weights are equal, bit for bit."""
     (tmp_path / "cleanrl").symlink_to(ROOT / "cleanrl")
     (tmp_path / reproduce.ENVIRONMENT).symlink_to(sys.prefix)
     *_, command = printed(run)
@@ -354,10 +355,15 @@ def test_what_to_know_is_said(tmp_path):
     assert (
         "# there is no cleanrl/mine.py in this checkout: the commit must have it, or you" in lines
     )
-    assert (
-        "# beware: the part of the environment's id before the colon is a module that the run imports"
-        in lines
-    )
+    beware = "# beware: the part of the environment's id before the colon "
+    assert f"{beware}is a module that the run imports" in lines
     assert "# the run was not made in a git checkout, so that its code is not known" in lines
     assert not [line for line in lines if line.startswith("git")]
     assert Path(tmp_path, "run.json").exists()
+
+
+def test_uncommitted_changes_are_said(tmp_path):
+    clean = list(reproduce.commands(write(tmp_path, sha256="0" * 64, dirty=False)))
+    dirty = list(reproduce.commands(write(tmp_path, sha256="0" * 64, dirty=True)))
+    (warning,) = set(dirty) - set(clean)
+    assert warning.startswith("# beware: ppo.py may differ from that commit")

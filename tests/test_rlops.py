@@ -1,4 +1,4 @@
-"""rlops: run folders in, verdicts out; nothing is dropped in silence; the page holds in a real browser, hostile runs too."""
+"""rlops: runs in, verdicts out, nothing dropped; the page works, with hostile runs, too."""
 
 import base64
 import contextlib
@@ -28,7 +28,8 @@ from tests.browser import Browser, needs_chromium
 from tests.harness import PPO, ROOT
 
 TOTAL = 20_000
-HOSTILE = '<script>hacked=1</script>"><img src=x onerror="hacked=1">|`[a](javascript:hacked=1)\x1b[31m$\\{{data}}'
+HOSTILE = '<script>hacked=1</script>"><img src=x onerror="hacked=1">|`'
+HOSTILE += "[a](javascript:hacked=1)\x1b[31m$\\{{data}}"
 
 
 def make_run(
@@ -44,7 +45,7 @@ def make_run(
     start=1e9,
     **flags,
 ):
-    """A run as ppo.py leaves it: returns are those of its episodes, evenly spread over the steps."""
+    """A run as ppo.py leaves it, with episodes of these returns, evenly spread over the steps."""
     run = folder / (name or f"{env_id.replace('/', '-')}__{exp_name}__{seed}__{int(start)}")
     run.mkdir(parents=True)
     args = {
@@ -138,12 +139,12 @@ def test_a_worse_side_is_told_apart_and_the_same_is_not(two_sides):
     table = (two_sides / "compare.md").read_text()
     assert "| CartPole-v1 | ppo v1 | 5 | 102.00 ± 1.41 |  |  |" in table
     assert (
-        "| CartPole-v1 | ppo v2 | 5 | 52.00 ± 1.41 | -50.00 [-52.31, -47.69] | worse than ppo v1, outside the noise |"
-        in table
+        "| CartPole-v1 | ppo v2 | 5 | 52.00 ± 1.41 | -50.00 [-52.31, -47.69] | worse than ppo v1, "
+        "outside the noise |" in table
     )
     assert (
-        "CartPole-v1: ppo v2 - ppo v1 = -50.00 [-52.31, -47.69]: worse than ppo v1, outside the noise"
-        in done.stdout
+        "CartPole-v1: ppo v2 - ppo v1 = -50.00 [-52.31, -47.69]: worse than ppo v1, outside the "
+        "noise" in done.stdout
     )
     same = re.search(
         r"ppo v3 - ppo v1 = (\S+) \[(\S+), (\S+)\]: within the noise; if it is real, (.*)$",
@@ -172,7 +173,9 @@ def test_a_worse_side_is_told_apart_and_the_same_is_not(two_sides):
 
 def test_the_known_command_and_the_later_form_say_the_same(two_sides):
     known = start(
-        two_sides, *"--exp-name ppo --tags v1 v2 --env-ids CartPole-v1 Acrobot-v1 --output-filename known.png".split(),
+        two_sides,
+        *"--exp-name ppo --tags v1 v2 --env-ids CartPole-v1 Acrobot-v1".split(),
+        *"--output-filename known.png".split(),
         *"--scan-history --metric-last-n-average-window 100 --report".split(),
     )  # fmt: skip
     later = rlops(
@@ -236,8 +239,8 @@ def test_every_run_that_does_not_count_is_named(two_sides):
         "note: ppo v1: diverged diverged: a return at step 19,933 is no number: left out\n" in notes
     )
     assert (
-        "note: ppo v1: first-try is an earlier run of the same seed as CartPole-v1__ppo__1__1000000001: left out\n"
-        in notes
+        "note: ppo v1: first-try is an earlier run of the same seed as "
+        "CartPole-v1__ppo__1__1000000001: left out\n" in notes
     )
     assert (
         f"note: ppo v1: broken: {path.name} breaks off in the middle of a record" in notes
@@ -257,9 +260,9 @@ def test_every_run_that_does_not_count_is_named(two_sides):
         "no-run",
     ):
         assert name in page and name in table, name
-    assert {row["run"] for row in read_csv(two_sides / "compare-runs.csv") if row["counts"] == "no"} == {
-        "short", "empty", "diverged", "first-try",
-    }  # fmt: skip
+    rows = read_csv(two_sides / "compare-runs.csv")
+    left_out = {row["run"] for row in rows if row["counts"] == "no"}
+    assert left_out == {"short", "empty", "diverged", "first-try"}
 
     done = rlops(two_sides, "--exp-name", "ppo", "--tags", "v1", "v2", "--count-short")
     assert "short: counts, though it got to step 9,000 of 20,000" in done.stderr
@@ -319,8 +322,8 @@ def test_atari_is_measured_by_random_play_and_humans(tmp_path):
         )
     done = rlops(tmp_path, "--exp-name", "ppo", "--tags", "v1", "v2")
     assert (
-        "Scores are 0 for random play and 1 for a human, as published: ALE/Pong-v5, BreakoutNoFrameskip-v4."
-        in done.stdout
+        "Scores are 0 for random play and 1 for a human, as published: ALE/Pong-v5, "
+        "BreakoutNoFrameskip-v4." in done.stdout
     )
     v1, v2 = re.findall(r"^ppo v\d +(\S+) \S+ \S+ .*$", done.stdout, re.M)
     assert (abs(float(v1)), float(v2)) == (0, 1)
@@ -342,7 +345,8 @@ def test_atari_is_measured_by_random_play_and_humans(tmp_path):
         ),
         (
             "--filters ppo?ceik=gym_id",
-            "ppo?ceik=gym_id: environments are told by env_id and experiments by exp_name, no others",
+            "ppo?ceik=gym_id: environments are told by env_id and experiments by exp_name, no "
+            "others",
         ),
         ("--runs nowhere", "there is no folder nowhere"),
         ("--env-ids Nope-v1", "no run in runs"),
@@ -370,13 +374,12 @@ def test_what_cannot_be_written_is_one_clear_line(two_sides):
 
 def test_without_matplotlib_it_says_what_to_install():
     hide = "import importlib.util, runpy, sys; find = importlib.util.find_spec; "
-    hide += "importlib.util.find_spec = lambda name, *rest: None if name == 'matplotlib' else find(name, *rest); "
+    hide += "importlib.util.find_spec = lambda name, *rest: "
+    hide += "None if name == 'matplotlib' else find(name, *rest); "
     hide += "sys.argv = ['rlops']; runpy.run_module('cleanrl_utils.rlops', run_name='__main__')"
     done = subprocess.run([sys.executable, "-c", hide], cwd=ROOT, capture_output=True, text=True)
-    assert (
-        done.stderr
-        == "rlops draws with matplotlib: install the extra docs, as in pip install 'cleanrl[docs]'\n"
-    )
+    said = "rlops draws with matplotlib: install the extra docs, as in pip install 'cleanrl[docs]'"
+    assert done.stderr == f"{said}\n"
 
 
 def test_weights_and_biases_out_of_reach_is_one_clear_line(tmp_path):
@@ -392,7 +395,7 @@ def test_weights_and_biases_out_of_reach_is_one_clear_line(tmp_path):
 
 
 class WandbServer(BaseHTTPRequestHandler):
-    """As much of the server as wandb's own client asks for when it lists runs and reads their history."""
+    """As much of W&B's server as its client needs to list runs and read their history."""
 
     protocol_version = "HTTP/1.1"
 
@@ -505,7 +508,8 @@ def test_weights_and_biases_through_its_own_client(tmp_path):
     server.runs |= dict([make_wandb_run("v2", 9, 400, state="crashed")])
     threading.Thread(target=server.serve_forever, daemon=True).start()
     here = {"WANDB_BASE_URL": f"http://127.0.0.1:{server.server_port}", "WANDB_API_KEY": "0" * 40}
-    words = "--exp-name ppo --tags v1 v2 --wandb-project-name cleanrl --wandb-entity us --env-ids CartPole-v1 --report".split()
+    words = "--exp-name ppo --tags v1 v2 --wandb-project-name cleanrl --wandb-entity us"
+    words = f"{words} --env-ids CartPole-v1 --report".split()
     try:
         whole = start(tmp_path, *words, "--scan-history", **here)
         rows = read_csv(tmp_path / "compare-runs.csv")
@@ -538,7 +542,7 @@ def test_weights_and_biases_through_its_own_client(tmp_path):
 
 
 def test_60_runs_of_a_million_steps(tmp_path):
-    """Read and reported in 30 seconds and 2 GB: the event file is ppo.py's own, with as many events or more."""
+    """Read and reported in 30 seconds and 2 GB, with as many events as ppo.py writes, or more."""
     pytest.importorskip("resource")  # not on Windows
     losses = (
         "value_loss policy_loss entropy old_approx_kl approx_kl clipfrac explained_variance".split()
@@ -584,7 +588,8 @@ def test_60_runs_of_a_million_steps(tmp_path):
         "v2",
         "--report",
     ]
-    measured = "import resource as r, subprocess as s, sys; s.run(sys.argv[1:]); print(*r.getrusage(r.RUSAGE_CHILDREN)[:3])"
+    measured = "import resource as r, subprocess as s, sys; s.run(sys.argv[1:]); "
+    measured += "print(*r.getrusage(r.RUSAGE_CHILDREN)[:3])"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", measured, *command],
@@ -604,7 +609,7 @@ def test_60_runs_of_a_million_steps(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_bug_put_in_on_purpose_is_told_apart(tmp_path):
-    """ppo.py without normalized advantages, where rewards are small; and ppo.py against itself, with other seeds."""
+    """ppo.py without normalized advantages on small rewards; and against itself, other seeds."""
     source, line = PPO.read_text(), "if args.norm_adv:  # [core 7]"
     assert source.count(line) == 1
     (tmp_path / "bug").mkdir()
@@ -691,7 +696,8 @@ def test_hostile_runs_do_nothing_in_a_browser(tmp_path):
         )
         assert page.evaluate("document.documentElement.scrollWidth") == 375
         page.evaluate(
-            "const s = document.createElement('script'); s.textContent = 'hacked = 1'; document.body.append(s)"
+            "const s = document.createElement('script'); s.textContent = 'hacked = 1'; "
+            "document.body.append(s)"
         )
         assert (
             page.evaluate("typeof hacked") == "undefined"
@@ -721,7 +727,8 @@ def test_page_is_drawn_and_answers(page_of_two_sides):
         )  # 2 environments, both, profile: 2 sides each
         assert page.evaluate("document.title") == "ppo v1 against ppo v2"
         buttons = page.evaluate(
-            "[...document.querySelectorAll('button')].map(b => b.textContent + b.getAttribute('aria-pressed'))"
+            "[...document.querySelectorAll('button')].map(b => b.textContent + "
+            "b.getAttribute('aria-pressed'))"
         )
         assert buttons == [
             "over stepstrue",
@@ -744,7 +751,8 @@ def test_page_is_drawn_and_answers(page_of_two_sides):
         page.evaluate("document.querySelectorAll('button')[2].click()")
         assert page.evaluate("document.querySelectorAll('path.mean').length") == 4
         page.evaluate(
-            "document.querySelectorAll('button')[2].click(); document.querySelectorAll('button')[0].click()"
+            "document.querySelectorAll('button')[2].click(); "
+            "document.querySelectorAll('button')[0].click()"
         )
         lines = page.evaluate(f"{first}.querySelectorAll('path').length")
         page.evaluate("document.querySelectorAll('button')[4].click()")
@@ -788,9 +796,11 @@ def test_page_fits_the_screen_and_can_be_read(page_of_two_sides, width, dark):
         assert (
             page.evaluate("document.documentElement.scrollWidth") <= width
         )  # nothing to scroll sideways
-        wide = "[...document.querySelectorAll('body *')].filter(e => e.getBoundingClientRect().right > innerWidth + 1).length"
+        wide = "[...document.querySelectorAll('body *')]"
+        wide += ".filter(e => e.getBoundingClientRect().right > innerWidth + 1).length"
         assert page.evaluate(wide) == 0
-        cells = "[...document.querySelectorAll('td')].filter(td => td.textContent).map(td => td.clientWidth)"
+        cells = "[...document.querySelectorAll('td')]"
+        cells += ".filter(td => td.textContent).map(td => td.clientWidth)"
         assert (
             width > 700 or min(page.evaluate(cells)) > 250
         )  # on a phone a cell has a line of its own

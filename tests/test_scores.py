@@ -5,7 +5,8 @@ import pytest
 
 from cleanrl_utils.rlops import scores
 
-# three environments, five runs of one side and four of the other, and what rliable 1.2.0 says of them (with pandas below 3)
+# three environments, five runs of one side, four of the other, and the values of rliable 1.2.0
+# (with pandas below 3)
 X = [
     np.array(runs)
     for runs in (

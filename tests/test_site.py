@@ -1,4 +1,4 @@
-"""The documentation site: built strictly, every link and anchor followed, and looked at in a browser."""
+"""The documentation site: built strictly, all links and anchors followed, shown in a browser."""
 
 import functools
 import http.server
@@ -136,7 +136,8 @@ def test_lists_of_github_are_lists_of_markdown():
     text = (
         "1. one\n   more\n\n   ```bash\n   a\n     b\n   ```\n\n2. two\n\n```text\n  x\n```\n  - y"
     )
-    wanted = "1. one\n    more\n\n    ```bash\n    a\n      b\n    ```\n\n2. two\n\n```text\n  x\n```\n    - y"
+    wanted = "1. one\n    more\n\n    ```bash\n    a\n      b\n    ```\n\n2. two\n"
+    wanted += "\n```text\n  x\n```\n    - y"
     assert HOOKS.indent_lists(text) == wanted
 
 
@@ -179,7 +180,7 @@ def test_nothing_comes_from_elsewhere(site, pages):
 
 @pytest.mark.parametrize("name", FILES)
 def test_annotated_file_is_the_file(pages, name):
-    """Each line of the file is on its page once, in order, and each detail's paragraph is in the note beside its line."""
+    """Each line of the file is on its page once, in order, with its details' notes beside it."""
     page = pages[f"code/{name}/index.html"]
     source = FILES[name].read_text().splitlines()
     shown = ["".join(text).removeprefix(str(n)) for n, text in enumerate(page.lines.values(), 1)]
@@ -251,10 +252,11 @@ def fetched(browser, address):
 
 @needs_chromium
 def test_home_in_a_browser(address):
-    """Light: less than 1 MB in all, nothing from elsewhere, and the search finds a page by a word in it."""
+    """Less than 1 MB in all, nothing from elsewhere, and the search finds pages by their words."""
     with Browser(address) as browser:
         browser.wait_for("performance.getEntriesByType('resource').length > 3")
-        entries = "[...performance.getEntriesByType('navigation'), ...performance.getEntriesByType('resource')]"
+        entries = "[...performance.getEntriesByType('navigation'), "
+        entries += "...performance.getEntriesByType('resource')]"
         assert (
             20_000
             < browser.evaluate(f"{entries}.reduce((sum, entry) => sum + entry.transferSize, 0)")
@@ -276,7 +278,7 @@ def test_home_in_a_browser(address):
 
 @needs_chromium
 def test_pages_on_a_phone(address):
-    """No page is wider than the screen or complains in the console; every other one is looked at in the dark, and is dark."""
+    """No page is wider than the screen or logs errors; half of them are shown in dark mode."""
     names = [
         *(re.sub(r"(index)?\.md$", "", page) for page in nav()),
         "code/ppo",
@@ -298,7 +300,7 @@ def test_pages_on_a_phone(address):
 
 
 def test_ablations_are_in_step():
-    """Each edit fits its file and changes it; each core and continuous detail has one, but core 12, which only measures."""
+    """Each edit fits and changes its file; all core and continuous details but core 12 have one."""
     ablations, report = (
         load(ROOT / "scripts" / "run_ablations.py"),
         load(ROOT / "scripts" / "report_ablations.py"),
@@ -323,7 +325,7 @@ def test_ablations_are_in_step():
 
 
 def test_ablation_curves(tmp_path, monkeypatch):
-    """From run folders to the numbers of the table: unfinished runs and unpaired seeds do not count."""
+    """From runs to the numbers of the table: unfinished runs and unpaired seeds do not count."""
     ablations, report = (
         load(ROOT / "scripts" / "run_ablations.py"),
         load(ROOT / "scripts" / "report_ablations.py"),
@@ -371,7 +373,7 @@ def test_ablation_curves(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", FILMED)
 def test_film_of_a_trained_agent(name):
-    """Every frame is there, and not one and the same; the page says what was recorded, of a run of the command it names."""
+    """All frames are there and differ; the page tells what was recorded, by which command."""
     from moviepy import VideoFileClip
 
     told, stem = FILMED[name], FILMED[name]["file"].removesuffix(".py")
@@ -439,7 +441,8 @@ def test_cartpole_in_the_browser_is_gymnasiums(address):
     rng, mine, truth = np.random.default_rng(0), [], []
     with Browser(f"{address}try-it/") as browser:
         browser.wait_for(
-            "document.querySelector('#cartpole canvas').width > 0 && !document.querySelector('#cartpole').hidden"
+            "document.querySelector('#cartpole canvas').width > 0 && "
+            "!document.querySelector('#cartpole').hidden"
         )
         assert browser.evaluate("document.querySelector('h1').firstChild.textContent") == "Try it"
         for _ in range(5):
@@ -455,13 +458,14 @@ def test_cartpole_in_the_browser_is_gymnasiums(address):
         np.testing.assert_allclose(mine, truth, rtol=0, atol=1e-9)
         assert sum(row[-1] for row in truth) >= 3
 
-        # the agent: its probabilities are those of the exported network, and it plays as well as it did in Gymnasium
+        # the agent has the probabilities of the exported network and plays as well as in Gymnasium
         checkpoints = json.loads((ROOT / "docs" / "try-it" / "cartpole.json").read_text())[
             "checkpoints"
         ]
         browser(
             "Runtime.evaluate",
-            expression="fetch('cartpole.json').then(x => x.json()).then(x => { window.agents = x.checkpoints })",
+            expression="fetch('cartpole.json').then(x => x.json()).then(x => { window.agents = "
+            "x.checkpoints })",
         )
         browser.wait_for("window.agents !== undefined")
         for state in rng.uniform(-0.2, 0.2, size=(3, 4)):
@@ -473,7 +477,8 @@ def test_cartpole_in_the_browser_is_gymnasiums(address):
                 f"cartpole.chance(agents.at(-1).layers, {json.dumps(state.tolist())})"
             )
             assert chance == pytest.approx(np.exp(logits[1]) / np.exp(logits).sum(), abs=1e-9)
-        play = "[...Array(20)].map(() => cartpole.play(agents.at({}).layers, Math.random)).reduce((a, b) => a + b) / 20"
+        play = "[...Array(20)].map(() => cartpole.play(agents.at({}).layers, Math.random))"
+        play += ".reduce((a, b) => a + b) / 20"
         first, last = browser.evaluate(play.format(0)), browser.evaluate(play.format(-1))
         assert first < 150 and last > 400
 
@@ -491,7 +496,7 @@ def test_cartpole_in_the_browser_is_gymnasiums(address):
 
 
 def test_exported_agent_is_the_runs(tmp_path):
-    """The JSON has the weights of the snapshots, to four digits; another file's run is refused in one line."""
+    """The JSON has the weights of the snapshots, to four digits; other files' runs are refused."""
     try_it = load(ROOT / "scripts" / "export_try_it.py")
     train(FILES["ppo"], tmp_path, "--total-timesteps", 1024, "--checkpoint-interval", 1)
     run = only_run(tmp_path)
@@ -511,7 +516,7 @@ def test_exported_agent_is_the_runs(tmp_path):
 
 
 def test_the_limit_for_lqr_works(tmp_path, monkeypatch):
-    """The module of docs/troubleshooting.md: with it, episodes end after 1000 steps, as truncated."""
+    """The module of docs/troubleshooting.md: episodes are truncated after 1000 steps."""
     pytest.importorskip("dm_control", reason="dm_control has no build for Python 3.13")
     (code,) = re.findall(
         r"```python\n(.*?)```", (ROOT / "docs" / "troubleshooting.md").read_text(), re.S

@@ -1,4 +1,4 @@
-"""cleanrl_utils.speed measures for real: our file, a peer and the bare environments, in a table that fits its raw figures."""
+"""cleanrl_utils.speed for real: our file, a peer, the bare environments, and the table of them."""
 
 import json
 import os
@@ -172,7 +172,7 @@ def test_one_of_our_own_files_can_be_a_peer(monkeypatch, capsys, tmp_path):
 
 
 def test_the_clock_of_ppo_jax_is_read_when_its_logs_are_not_late():
-    """They are on time at checkpoints: one ends the warm-up, and all calls of the program have the same length."""
+    """A checkpoint, where logs are on time, ends the warm-up; all calls are of the same length."""
     (_, interval), timesteps = speed.FLAGS["ppo_jax"], speed.TIMESTEPS["ppo_jax"]
     assert timesteps % (16 * 512) == 0 and interval % 16 == 0
     assert round(speed.WARM_UP * timesteps) % (interval * 512) == 0
@@ -181,7 +181,7 @@ def test_the_clock_of_ppo_jax_is_read_when_its_logs_are_not_late():
 @pytest.mark.slow
 @needs_uv
 def test_programs_of_one_call(monkeypatch, capsys, tmp_path):
-    """ppo_jax logs 16 iterations at once, from the second call on: only the last of them says what was done by then."""
+    """ppo_jax logs 16 iterations per call: only the last of them tells what was done by then."""
     monkeypatch.setitem(speed.TIMESTEPS, "ppo_jax", 10 * 16 * 512)
     monkeypatch.setitem(speed.FLAGS, "ppo_jax", ["--checkpoint-interval", 32])
     speed.main(speed.Args("ppo_jax", rounds=1, peers=("rejax",), json=tmp_path / "speed.json"))

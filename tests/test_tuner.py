@@ -1,4 +1,4 @@
-"""cleanrl_utils.tuner: every sampled flag arrives, scores are what they should be, and nothing that happens loses a study."""
+"""cleanrl_utils.tuner: every sampled flag arrives, scores are right, and no study is ever lost."""
 
 import csv
 import os
@@ -53,11 +53,13 @@ def is_alive(pid):
 
 
 def test_every_sampled_flag_reaches_the_script():
-    """All flags of ppo.py that can be tuned, of every type, one by one compared with what the run says that it was given."""
+    """All flags of ppo.py that can be tuned, of every type, compared with those of run.json."""
     choices = dict(
-        total_timesteps=[64], num_envs=[2], num_steps=[16], num_minibatches=[1, 2], update_epochs=[2, 3], gamma=[0.9, 0.95],
-        anneal_lr=[True, False], norm_adv=[True, False], clip_vloss=[True, False], target_kl=[None, 0.5], cuda=[True, False],
-        torch_deterministic=[True, False], exp_name=["-a name", "b's $HOME"], checkpoint_interval=[3, 4],
+        total_timesteps=[64], num_envs=[2], num_steps=[16], num_minibatches=[1, 2],
+        update_epochs=[2, 3], gamma=[0.9, 0.95], anneal_lr=[True, False], norm_adv=[True, False],
+        clip_vloss=[True, False], target_kl=[None, 0.5], cuda=[True, False],
+        torch_deterministic=[True, False], exp_name=["-a name", "b's $HOME"],
+        checkpoint_interval=[3, 4],
     )  # fmt: skip
     ranges = dict(
         gae_lambda=(0.9, 0.99),
@@ -84,7 +86,8 @@ def test_every_sampled_flag_reaches_the_script():
         for name, value in trial.params.items():
             assert args[name.replace("-", "_")] == value, name
         assert set(args) - {name.replace("-", "_") for name in trial.params} == {
-            "env_id", "seed", "resume", "track", "wandb_project_name", "wandb_entity", "capture_video"
+            "env_id", "seed", "resume", "track", "wandb_project_name", "wandb_entity",
+            "capture_video",
         }  # fmt: skip
 
 
@@ -93,7 +96,7 @@ def test_every_sampled_flag_reaches_the_script():
     ["average", *(pytest.param(x, marks=pytest.mark.slow) for x in ("median", "max", "min"))],
 )
 def test_score(aggregation):
-    """Two environments of different scale, two seeds; a window of 5 values, each normalized, then all aggregated."""
+    """Two environments of different scale, two seeds; a window of 5 values, each normalized."""
     target_scores, window = {"A": [1, 11], "B": [0, 200]}, 5
     study = make(
         lambda trial: {"x": trial.suggest_float("x", 2, 2)},
@@ -136,7 +139,7 @@ def test_bare_score_direction_and_the_end_of_a_grid(capsys):
 
 @pytest.mark.slow
 def test_reports_do_not_depend_on_the_workers():
-    """Report 20 (s - 1) + k: the scores of earlier seeds, and what seed s had at k twentieths of its steps."""
+    """Report 20 (s - 1) + k: the scores of earlier seeds, and of seed s at k twentieths."""
     values = []
     for workers in (1, 3):
         pruner, window = optuna.pruners.NopPruner(), 10
@@ -151,9 +154,11 @@ def test_reports_do_not_depend_on_the_workers():
         ).tune(1, 3)
         values.append(study.trials[0].intermediate_values)
     assert values[0] == values[1] and list(values[0]) == list(range(1, 61))
-    at = lambda seed, k: [v for step, v in toy.returns(toy.Args("A", seed)) if step <= 5 * k][
-        -window:
-    ]  # noqa: E731
+
+    def at(seed, k):
+        returns = toy.returns(toy.Args("A", seed))
+        return [value for step, value in returns if step <= 5 * k][-window:]
+
     for s, k in [(1, 1), (1, 7), (2, 1), (3, 19), (3, 20)]:
         known = [statistics.mean(at(seed, 20 if seed < s else k)) / 10 for seed in range(1, s + 1)]
         assert values[0][20 * (s - 1) + k] == pytest.approx(statistics.mean(known), rel=1e-5), (
@@ -163,7 +168,7 @@ def test_reports_do_not_depend_on_the_workers():
 
 
 def test_no_episode_is_lost(tmp_path):
-    """An event file that grows by pieces, cut anywhere, gives the values that TensorBoard reads from the whole."""
+    """An event file that grows in arbitrary pieces gives the values of the whole file."""
     make(lambda trial: {"total_timesteps": 40}).tune(1, 1)
     (whole,) = Path().glob("tuning/*/trial-0/A__1/runs/*/*tfevents*")
     data, run = whole.read_bytes(), Run("A", 1, tmp_path / "torn", [], METRIC, 50)
@@ -239,7 +244,8 @@ def test_failed_trials_are_no_scores(capsys):
 def test_hopeless_studies_stop():
     with pytest.raises(
         SystemExit,
-        match=r"^the first 3 trials failed, the last one because: A seed 1: x must be smaller, see .*log$",
+        match=r"^the first 3 trials failed, the last one because: "
+        r"A seed 1: x must be smaller, see .*log$",
     ):
         make(lambda trial: {"mode": "crash"}).tune(50, 1)
     assert len(list(Path().glob("tuning/*/trial-*"))) == 3
@@ -256,13 +262,15 @@ def test_old_suggestions_get_a_hint(capsys):
     out = capsys.readouterr().out
     assert (
         out.count(
-            "hint: suggest_loguniform in params_fn will leave Optuna: write trial.suggest_float(name, low, high, log=True)\n"
+            "hint: suggest_loguniform in params_fn will leave Optuna: "
+            "write trial.suggest_float(name, low, high, log=True)\n"
         )
         == 1
     )
     assert (
         out.count(
-            "hint: suggest_uniform in params_fn will leave Optuna: write trial.suggest_float(name, low, high)\n"
+            "hint: suggest_uniform in params_fn will leave Optuna: "
+            "write trial.suggest_float(name, low, high)\n"
         )
         == 1
     )
@@ -291,7 +299,7 @@ def test_sampled_but_not_returned_is_noted(capsys):
 
 @pytest.mark.slow
 def test_same_command_goes_on_with_new_samples():
-    """num_trials counts the finished ones; a seeded sampler does not start over; runs of a study that is gone stay."""
+    """num_trials counts finished trials; a seeded sampler does not start over; old runs stay."""
     sample = lambda trial: {"x": trial.suggest_float("x", 0, 1)}  # noqa: E731
     settings = dict(pruner=optuna.pruners.NopPruner(), study_name="s/1")
     make(sample, **settings, sampler=optuna.samplers.RandomSampler(seed=3)).tune(2, 1)
@@ -309,10 +317,11 @@ def test_same_command_goes_on_with_new_samples():
 
 def test_plots_lie_next_to_the_study(tmp_path, capsys):
     (tmp_path / "there").mkdir()
-    sample = lambda trial: {
-        "x": trial.suggest_float("x", 0, 1),
-        "seconds": trial.suggest_float("seconds", 0, 1e-3),
-    }  # noqa: E731
+
+    def sample(trial):
+        x, seconds = trial.suggest_float("x", 0, 1), trial.suggest_float("seconds", 0, 1e-3)
+        return {"x": x, "seconds": seconds}
+
     make(sample, storage="sqlite:///there/study.db", study_name="s").tune(3, 1)
     assert Path("there/study.db").is_file()
     for name in ("history", "importance"):
@@ -355,11 +364,19 @@ def test_wandb_kwargs_reach_the_runs():
         (dict(target_scores={"A": [1, 1]}), (1, 1), "low below high"),
         (dict(target_scores={"A": [0, 1], "B": None}), (1, 1), "each needs its range"),
         (dict(direction="up"), (1, 1), "direction must be"),
-        (dict(aggregation_type="sum"), (1, 1), "aggregation_type must be one of average, median, max, min"),
+        (
+            dict(aggregation_type="sum"),
+            (1, 1),
+            "aggregation_type must be one of average, median, max, min",
+        ),
         (dict(workers=0), (1, 1), "whole numbers from 1 on"),
         (dict(), (1, 0), "whole numbers from 1 on"),
         (dict(), (1.5, 1), "whole numbers from 1 on"),
-        (dict(wandb_kwargs={"colour": 1}), (1, 1), "wandb_kwargs can have project, entity, group, tags, mode"),
+        (
+            dict(wandb_kwargs={"colour": 1}),
+            (1, 1),
+            "wandb_kwargs can have project, entity, group, tags, mode",
+        ),
         (dict(storage="sqlite:///no/such/folder/x.db"), (1, 1), "cannot open study .* in sqlite:///no/such/folder/x.db"),
         (dict(storage="nonsense"), (1, 1), "cannot open study .* in nonsense"),
         (dict(storage="postgresql+psycopg://me:secret@127.0.0.1:1/x"), (1, 1), r"in postgresql\+psycopg://me:\*\*\*@127.0.0.1:1/x"),
@@ -380,7 +397,8 @@ def test_scores_of_other_settings_are_refused():
     make(sample, study_name="s").tune(1, 1)
     with pytest.raises(
         SystemExit,
-        match=r"study s in .*cleanrl_hpopt.db has num_seeds 1, not 2: give this one another study_name",
+        match=r"study s in .*cleanrl_hpopt.db has num_seeds 1, not 2: "
+        "give this one another study_name",
     ):
         make(sample, study_name="s").tune(2, 2)
     with pytest.raises(SystemExit, match=r"has target_scores \{'A': None\}"):
@@ -427,7 +445,7 @@ def running_pids(folder="."):
     ],
 )
 def test_killed_study_goes_on(how):
-    """In its second trial, with one seed done: the runs die with the tuner, and the same trial is finished by the next one."""
+    """In the second trial, after one seed: runs die with the tuner, the next one finishes it."""
     Path("config.py").write_text(CONFIG.replace("nowhere", "trial-1/A__2"))
     first = start("config.py", "--num-trials", 2)  # so that no third trial begins meanwhile
     open_study = lambda: optuna.load_study(study_name="s", storage="sqlite:///cleanrl_hpopt.db")  # noqa: E731
@@ -496,7 +514,11 @@ def test_missing_extra_is_one_line(name):
     [
         ("", [], "must make a Tuner called tuner"),
         ("1 / 0", [], "config.py: ZeroDivisionError: division by zero"),
-        (CONFIG.replace("num_trials, num_seeds, hang = 3, 2, ", "hang = "), [], "give --num-trials and --num-seeds"),
+        (
+            CONFIG.replace("num_trials, num_seeds, hang = 3, 2, ", "hang = "),
+            [],
+            "give --num-trials and --num-seeds",
+        ),
         (CONFIG, ["--storage", "sqlite:///no/folder/x.db"], "cannot open study s in sqlite:///no/folder"),
         (None, [], "there is no config.py"),
     ],
@@ -543,16 +565,18 @@ POSTGRES = next(
 
 @pytest.fixture
 def postgres():
-    """A real server on a socket of its own, run by a user without rights; its address for the tuner."""
+    """The address of a real PostgreSQL server on a socket of its own, run by nobody."""
     if not POSTGRES:
         pytest.skip("needs PostgreSQL: Debian's postgresql")
     with tempfile.TemporaryDirectory() as folder:  # not pytest's, which only its user may enter
         user = "nobody" if os.getuid() == 0 else None
         if user:
             shutil.chown(folder, user)
-        run = lambda *words: subprocess.run(
-            words, user=user, cwd=folder, capture_output=True, text=True, check=True
-        )  # noqa: E731
+
+        def run(*words):
+            settings = dict(capture_output=True, text=True, check=True)
+            return subprocess.run(words, user=user, cwd=folder, **settings)
+
         run(f"{POSTGRES}/initdb", "-D", f"{folder}/data", "-U", "me", "--auth=trust", "--no-sync")
         options = f"-k {folder} -c listen_addresses='' -c fsync=off"
         run(
@@ -571,7 +595,7 @@ def postgres():
 
 
 def test_machines_share_a_study_through_postgresql(postgres):
-    """Two tuners with folders of their own; one is killed with -9 in the middle of a trial, which the other one takes over."""
+    """Two tuners with folders of their own; after kill -9, one takes over the other's trial."""
     tuners = []
     for name in ("one", "two"):
         Path(name).mkdir()
@@ -600,7 +624,7 @@ def test_machines_share_a_study_through_postgresql(postgres):
 
 
 def test_page_shows_the_data():
-    """docs/tuner.md: every fresh seed is in its table, the means are right, and the best trial is the one that it names."""
+    """docs/tuner.md: its table has every fresh seed and right means; its best trial is the best."""
     page = (ROOT / "docs" / "tuner.md").read_text()
     read = lambda name: list(csv.DictReader((ROOT / "docs" / "tuner" / name).open()))  # noqa: E731
     seeds, trials = read("fresh_seeds.csv"), read("trials.csv")
@@ -618,6 +642,6 @@ def test_page_shows_the_data():
     assert f"best trial {best['trial']} of {len(trials)}: {best['score']}" in page
     states = [row["state"] for row in trials]
     assert (
-        f"{states.count('COMPLETE')} trials were trained to the end, {states.count('PRUNED')} were pruned, none failed"
-        in page
+        f"{states.count('COMPLETE')} trials were trained to the end, "
+        f"{states.count('PRUNED')} were pruned, none failed" in page
     )

@@ -20,6 +20,7 @@ from pathlib import Path
 from cleanrl_utils.benchmark import task
 
 ENDED = {"SUCCEEDED", "FAILED"}
+OF_THE_PROCESS = {"lock", "pid"}  # files of a run folder that mean nothing on another machine
 PASSED_ON = ("WANDB_TAGS", "WANDB_MODE", "WANDB_PROJECT", "AWS_ENDPOINT_URL", "AWS_DEFAULT_REGION")
 
 
@@ -83,7 +84,11 @@ class Store:
     def send_run(self, log):
         """Upload the log and the run folder, its checkpoint last: the curves must reach as far."""
         if folder := task.run_folder(log):
-            files = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".tmp"]
+            files = [
+                path
+                for path in folder.rglob("*")
+                if path.is_file() and path.suffix != ".tmp" and path.name not in OF_THE_PROCESS
+            ]
             for file in sorted(files, key=lambda file: file.stem == "checkpoint"):
                 self.send(file, f"runs/{folder.name}/{file.relative_to(folder)}")
         if log.exists():

@@ -106,7 +106,7 @@ def read_run(folder):
     flags = {plain(name): plain(value) for name, value in dict(about["args"]).items()}
     versions = {
         name: plain(about[name])
-        for name in ("file", "commit", "python", "device")
+        for name in ("file", "sha256", "commit", "dirty", "python", "device")
         if about.get(name)
     }
     packages = about.get("packages")

@@ -1,9 +1,9 @@
 """What the site has beyond its Markdown pages; MkDocs calls the on_... functions while it builds.
 
-- Links out of docs/, such as ../../cleanrl/ppo.py#L42, work on GitHub as they are; here they lead to a page of that file.
+- Links out of docs/, such as ../../cleanrl/ppo.py#L42, lead to a page of that file.
 - code/<file>: each algorithm file with the docs' explanations beside the lines they are about.
 - diff/<file>: what it does differently from the file it grew out of.
-- rl-algorithms/ppo-details: the paragraphs of the algorithm pages, each with its line of code and its ablation.
+- rl-algorithms/ppo-details: the details of the algorithm pages, with their code and ablations.
 """
 
 import ast
@@ -62,7 +62,8 @@ LINK = re.compile(
 DETAIL = re.compile(
     r'\[line \d+\]\(\S+/(?P<file>\w+)\.py#L\d+ "(?P<family>[a-z][a-z0-9]*) (?P<number>\d+)"\)'
 )
-STILL = r'<p><a href="(?P<film>[^"]+\.mp4)"><img alt="(?P<alt>[^"]*)" src="(?P<still>[^"]+)" ?/?></a></p>'
+STILL = r'<p><a href="(?P<film>[^"]+\.mp4)">'
+STILL += r'<img alt="(?P<alt>[^"]*)" src="(?P<still>[^"]+)" ?/?></a></p>'
 FILM = re.compile(STILL + r"\s*<p><em>(?P<words>.*?)</em></p>", re.S)
 PLOT = re.compile(
     r'(?P<link><a [^>]*>)?(?P<image><img [^>]*src="(?P<file>[^"]+\.(?:png|svg))"[^>]*>)'
@@ -79,7 +80,7 @@ def algorithms():
 
 
 def parent(name):
-    """The file that this one grew out of: by the table, by its name, or else the most similar one; None for ppo."""
+    """The file that this one grew out of: by PARENTS, by name, or by similarity; None for ppo."""
     others = [other for other in algorithms() if other != name]
     if name == "ppo" or PARENTS.get(name) in others:
         return PARENTS.get(name)
@@ -125,7 +126,7 @@ def line_where(path, text):
 
 
 def relink(text, base, uri):
-    """Markdown that was written for GitHub in the folder base, as it has to be on the page uri of the site."""
+    """Rewrite the links of Markdown in the folder base for the page uri of the site."""
 
     def link(match):
         target = match["target"]
@@ -147,7 +148,7 @@ def relink(text, base, uri):
 
 
 def indent_lists(text):
-    """GitHub lets what belongs to a list's item be indented by two or three spaces, Python's Markdown wants four."""
+    """Indent list items by four spaces for Python-Markdown; GitHub accepts two or three."""
     lines, fence = [], None  # the indentation of the code block that we are in
     for line in text.split("\n"):
         depth = len(line) - len(line.lstrip(" "))
@@ -178,7 +179,7 @@ def pages():
 
 @cache
 def details():
-    """Two tables: the numbered paragraph that explains a detail, and what is said of it in another file."""
+    """Two tables: the paragraph that explains a detail, and what is said of it in other files."""
     general, special = {}, {}
     for uri, text in pages().items():
         for block in re.split(r"\n\s*\n|\n(?=- |\d+\. )", text):
@@ -201,7 +202,7 @@ def split_guard(text):
 
 @cache
 def about_file(name):
-    """The page that explains an algorithm file, its heading there if it has one, and what it is in the file's own words."""
+    """The page that explains an algorithm file, its heading there, and its docstring's summary."""
     told = {uri: text for uri, text in pages().items() if uri.startswith("rl-algorithms/")}
     heading = re.compile(rf"^## (.*\b{name}\.py.*)$", re.M)
     page = next((uri for uri, text in told.items() if heading.search(text)), None)
@@ -250,14 +251,15 @@ def code_html(lines, first, page=""):
     """Numbered lines that can be linked to, or that link to those of another page."""
     place = "" if page else 'id="L{}"'
     rows = "".join(
-        f'<span class="line" {place.format(n)}><a href="{page}#L{n}" tabindex="-1">{n}</a><code>{line or " "}</code></span>'
+        f'<span class="line" {place.format(n)}><a href="{page}#L{n}" tabindex="-1">{n}</a>'
+        f"<code>{line or ' '}</code></span>"
         for n, line in enumerate(lines, first)
     )
     return f'<div class="highlight source">{rows}</div>'
 
 
 def step_lines(source):
-    """{line: name} of where a new part of a file begins: what is at its top level, and the steps of its program."""
+    """{line: name} of the parts of a file: its top-level definitions and the steps of main."""
     lines, starts = source.splitlines(), {1: "script header and docstring"}
     tree = ast.parse(source)
     for node in tree.body:
@@ -308,7 +310,7 @@ def detail_notes(name, line):
 
 
 def annotated(name):
-    """The Markdown of an annotated file: its notes, each behind a comment with the line that it stands beside."""
+    """The Markdown of an annotated file: notes, each behind a comment with its line number."""
     source = (ROOT / "cleanrl" / f"{name}.py").read_text()
     lines, uri = source.splitlines(), f"code/{name}.md"
     page, anchor, words = about_file(name)
@@ -353,7 +355,8 @@ def weave(html, name):
     parts = []
     for n, end, note in zip(starts, [*starts[1:], len(lines) + 1], rest[1::2], strict=True):
         parts.append(
-            f'<section><div class="note">{note}</div>{code_html(lines[n - 1 : end - 1], n)}</section>'
+            f'<section><div class="note">{note}</div>'
+            f"{code_html(lines[n - 1 : end - 1], n)}</section>"
         )
     return f'{head}<div class="annotated">{"".join(parts)}</div>', len(lines)
 
@@ -396,7 +399,8 @@ def files_table():
         title = re.search(r"^# (?:.*\()?([^()\n]+)\)?$", pages()[page], re.M)[1]
         grew = f"[`{parent(name)}.py`: what changed](diff/{name}.md)" if parent(name) else ""
         rows.append(
-            f"| [`{name}.py`](code/{name}.md) | {words} | {grew} | [{title}]({page}{'#' * bool(anchor)}{anchor}) |"
+            f"| [`{name}.py`](code/{name}.md) | {words} | {grew} "
+            f"| [{title}]({page}{'#' * bool(anchor)}{anchor}) |"
         )
     return '<div class="stacked" markdown>\n\n' + "\n".join(rows) + "\n\n</div>"
 
@@ -437,7 +441,7 @@ def excerpt(file, family, number):
 
 
 def detail_sections(family):
-    """The details of one family for ppo-details.md: paragraph, code, test, and the curves with and without it."""
+    """The details of one family for ppo-details.md: paragraph, code, test and ablation."""
     uri, parts = "rl-algorithms/ppo-details.md", []
     for (_, number), told in sorted(item for item in details()[0].items() if item[0][0] == family):
         text, guard = split_guard(told["text"])
@@ -455,7 +459,8 @@ def detail_sections(family):
                 f"\n\n![Learning curves with and without {family} {number}]({plot}){{ .curves }}"
             )
         parts.append(
-            f"### {family} {number}: {title.rstrip('.')}\n\n{text}\n\n{code}\n\n{links}\n{{: .links }}"
+            f"### {family} {number}: {title.rstrip('.')}\n\n{text}\n\n{code}\n\n"
+            f"{links}\n{{: .links }}"
         )
     return "\n\n".join(parts)
 
@@ -529,9 +534,11 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def film(match):
-    """A still that links to a video, as GitHub shows it, as a player: nothing moves or is loaded before it is asked to."""
-    player = f'<video controls muted loop playsinline preload="none" poster="{match["still"]}" aria-label="{match["alt"]}">'
-    player += f'<source src="{match["film"]}" type="video/mp4"><a href="{match["film"]}">{match["alt"]}</a></video>'
+    """Replace a still that links to a video by a player that loads nothing before it is used."""
+    player = '<video controls muted loop playsinline preload="none" '
+    player += f'poster="{match["still"]}" aria-label="{match["alt"]}">'
+    player += f'<source src="{match["film"]}" type="video/mp4">'
+    player += f'<a href="{match["film"]}">{match["alt"]}</a></video>'
     return f'<figure class="film">{player}<figcaption>{match["words"]}</figcaption></figure>'
 
 
