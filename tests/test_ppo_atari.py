@@ -1,4 +1,7 @@
-"""cleanrl/ppo_atari.py. test_atari_N guards Atari detail N of docs/rl-algorithms/ppo.md; tests/mutations: each test bites."""
+"""cleanrl/ppo_atari.py. test_atari_N guards Atari detail N of docs/rl-algorithms/ppo.md.
+
+tests/mutations shows that each test bites.
+"""
 
 import copy
 import functools
@@ -12,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.harness import FILES, flat_grad, only_run, probe, scalars, train
+from tests.harness import flat_grad, only_run, probe, scalars, train
+from tests.probes import ImageProbes, Probe
 
 BREAKOUT, PONG, MS_PACMAN, SPACE_INVADERS = (
     "BreakoutNoFrameskip-v4",
@@ -22,23 +26,9 @@ BREAKOUT, PONG, MS_PACMAN, SPACE_INVADERS = (
 )
 ROMS = {BREAKOUT: "breakout", "ALE/Breakout-v5": "breakout", PONG: "pong", MS_PACMAN: "ms_pacman"}
 ROMS = {**ROMS, SPACE_INVADERS: "space_invaders"}
-SMALL = (
-    "--num-envs",
-    4,
-    "--num-steps",
-    8,
-    "--num-minibatches",
-    2,
-    "--update-epochs",
-    1,
-    "--total-timesteps",
-    32,
+SMALL = tuple(
+    "--num-envs 4 --num-steps 8 --num-minibatches 2 --update-epochs 1 --total-timesteps 32".split()
 )
-
-
-@pytest.fixture
-def file():
-    return FILES["ppo_atari"]
 
 
 def make_envs(file, env_id, num_envs=2, **flags):
@@ -47,7 +37,7 @@ def make_envs(file, env_id, num_envs=2, **flags):
 
 
 class PlainGame:
-    """One game on the bare emulator, with everything that should happen to it written out step by step."""
+    """One game on the bare emulator: all that should happen to it, written out step by step."""
 
     def __init__(self, env_id, max_steps):
         ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
@@ -62,7 +52,7 @@ class PlainGame:
         return np.stack(self.frames)
 
     def reset(self, waited):
-        """A new game that has waited for so many frames: ale_py presses FIRE first, and then nothing for a while."""
+        """A new game after so many frames: ale_py presses FIRE first, then nothing for a while."""
         self.ale.reset_game()
         self.frames, self.score, self.steps, self.is_over, self.lost = (
             [np.zeros((84, 84), np.uint8)] * 4,
@@ -76,7 +66,7 @@ class PlainGame:
         return self.look(self.ale.getScreenGrayscale())
 
     def step(self, action):
-        """The observation, reward, terminated, truncated, and the score and length of a game that is over."""
+        """Observation, reward, terminated, truncated; score and length of a game that is over."""
         action = (
             self.action_set[action]
             if not self.lost
@@ -92,16 +82,16 @@ class PlainGame:
         self.score, self.steps = self.score + reward, self.steps + 1
         terminated, truncated = self.ale.game_over(), self.steps == self.max_steps
         self.is_over = terminated or truncated
-        self.lost = not self.is_over and 0 < self.ale.lives() < lives
+        self.lost = not self.is_over and not self.lost and 0 < self.ale.lives() < lives
         result = (self.score, self.steps) if self.is_over else (0, 0)
-        if self.is_over:  # ale_py leaves out the frame that ends a game, and what the step before showed shines through
+        if self.is_over:  # ale_py leaves out a game's last frame, and shows the last step instead
             screens = [self.screen, *screens[2:3]]
         self.screen = np.max(screens[-2:], axis=0)
         return self.look(self.screen), reward, terminated or self.lost, truncated, *result
 
 
 def play(envs, env_id, steps, max_steps=None):
-    """Random actions in envs and in as many plain games: (what happened there, what happened here), step by step."""
+    """What happens to random actions in envs, and in as many plain games, step by step."""
     games = [PlainGame(env_id, max_steps) for _ in range(envs.num_envs)]
     obs, infos = envs.reset(seed=3)
     assert obs.shape == (len(games), 4, 84, 84) and obs.dtype == np.uint8
@@ -301,7 +291,7 @@ def test_classic_and_new_ids_are_the_same_game(file, tmp_path):
 
 
 def test_sticky_actions_and_full_games(file, tmp_path):
-    """After a pause, a step to the right moves the paddle in all 4 frames only where no old action sticks: in 3 of 4 cases."""
+    """A step right after a pause moves the paddle in all 4 frames unless the pause sticks."""
     envs, plain = make_envs(file, BREAKOUT, sticky=True), PlainGame(BREAKOUT, None)
     assert envs.unwrapped.spec.kwargs["repeat_action_probability"] == 0.25
     plain.reset(16)
@@ -334,14 +324,14 @@ def test_after_a_lost_life_the_action_does_not_count(file, tmp_path, env_id, pre
     envs.lives = envs.lives + np.array([1, 0])  # as if the first game had had one more
     _, _, terminated, truncated, _ = envs.step(np.array([3, 3]))
     assert terminated.tolist() == [True, False] and not truncated.any()
-    _, _, terminated, _, _ = envs.step(np.array([3, 3]))
-    assert not terminated.any(), "a life is lost once"
-    envs.step(np.array([3, 3]))
+    for _ in range(2):
+        _, _, terminated, _, _ = envs.step(np.array([3, 3]))
+        assert not terminated.any(), "a life is lost once"
     assert sent == [[3, 3], [pressed, 3], [3, 3]]
 
 
 def test_a_new_game_is_not_a_lost_life(file, tmp_path, monkeypatch):
-    """Not even where it has fewer lives than the last one had when it was cut short: some games give them as prizes."""
+    """Even with fewer lives than the truncated game had: some games give lives as prizes."""
     monkeypatch.setattr(
         gym, "make_vec", functools.partial(gym.make_vec, max_num_frames_per_episode=4)
     )
@@ -362,20 +352,8 @@ def test_a_new_game_is_not_a_lost_life(file, tmp_path, monkeypatch):
 def test_seeds_fit_the_emulators_31_bits(file, tmp_path):
     """Of this one, NumPy makes a number beyond them."""
     assert int(np.random.SeedSequence((2, 0)).generate_state(1)[0]) >= 2**31
-    flags = (
-        *SMALL,
-        "--num-envs",
-        1,
-        "--num-steps",
-        4,
-        "--num-minibatches",
-        1,
-        "--total-timesteps",
-        4,
-        "--seed",
-        2,
-    )
-    assert train(file, tmp_path, *flags)["global_step"] == 4
+    flags = "--num-envs 1 --num-steps 4 --num-minibatches 1 --total-timesteps 4 --seed 2".split()
+    assert train(file, tmp_path, *SMALL, *flags)["global_step"] == 4
 
 
 def test_videos_show_the_newest_frame(file, tmp_path):
@@ -399,36 +377,17 @@ def test_videos_show_the_newest_frame(file, tmp_path):
 
 
 PROBE_FLAGS = (
-    "--num-envs",
-    4,
-    "--num-steps",
-    8,
-    "--num-minibatches",
-    4,
-    "--learning-rate",
-    0.001,
-    "--gamma",
-    0.5,
+    *"--num-envs 4 --num-steps 8 --num-minibatches 4 --learning-rate 0.001 --gamma 0.5".split(),
+    *"--ent-coef 0 --no-clip-vloss".split(),  # clipped, the value moves too slowly for a short test
 )
-PROBE_FLAGS = (
-    *PROBE_FLAGS,
-    "--ent-coef",
-    0,
-    "--no-clip-vloss",
-)  # clipped, the value moves too slowly for a short test
 ACTION_FLAGS = (
     *PROBE_FLAGS,
-    "--total-timesteps",
-    384,
-    "--learning-rate",
-    0.0005,
-    "--ent-coef",
-    0.1,
+    *"--total-timesteps 384 --learning-rate 0.0005 --ent-coef 0.1".split(),
 )
 
 
 def images_of(histories):
-    """Stacks of images, as a probe shows them after these observations of a game, or its only one: black before the first."""
+    """Stacks of images, as a probe shows them after these observations; black before the first."""
     grays = [[0, 0, 0, *(127.5 * (1 + np.atleast_1d(history)))][-4:] for history in histories]
     return torch.tensor(np.array(grays).astype(np.uint8))[:, :, None, None].expand(-1, -1, 84, 84)
 
@@ -461,7 +420,7 @@ def test_actions_of_probes(file, tmp_path):
 
 
 def test_lives_are_learned_and_whole_games_reported(file, tmp_path):
-    """The value ends with the life, the return with the game; what follows a lost life is not learned from."""
+    """The value ends with the life, the return with the game; FIRE is not learned from."""
     learned_from = set()
 
     def look(names):
@@ -479,32 +438,52 @@ def test_lives_are_learned_and_whole_games_reported(file, tmp_path):
     assert {value for _, value in logged["charts/episodic_length"]} == {8}
 
 
+class DeadlyFire(Probe):
+    """Every step costs a life, also the one that presses FIRE."""
+
+    length = 4
+
+    def observe(self):
+        self.lives = 4 - self.t
+        return np.zeros(1, np.float32)
+
+
+if "ImageProbe/DeadlyFire-v0" not in gym.registry:
+    entry_point = functools.partial(ImageProbes, DeadlyFire)
+    gym.register("ImageProbe/DeadlyFire-v0", vector_entry_point=entry_point)
+
+
+def test_a_life_lost_to_fire_ends_no_episode(file, tmp_path):
+    envs = make_envs(file, "ImageProbe/DeadlyFire-v0", num_envs=1)
+    envs.reset(seed=1)
+    ends = [envs.step(np.array([0]))[2].item() for _ in range(10)]
+    assert ends == [True, False, True, True, False] * 2, "the fourth step is the end of the game"
+
+
+def test_no_minibatch_is_empty(file, tmp_path):
+    """With as many minibatches as the file allows, where two of three steps only reset."""
+    flags = "--env-id ImageProbe/DeadlyFire-v0 --num-envs 2 --update-epochs 1".split()
+    flags = (*flags, "--total-timesteps", 60, "--num-steps")
+    sizes = []
+
+    def look(names):
+        sizes.append(len(names["mb"]))
+
+    train(file, tmp_path, *flags, 3, "--num-minibatches", 2, on_update=look)
+    assert len(sizes) == 20 and min(sizes) == 1
+    assert all(np.isfinite(value) for _, value in scalars(only_run(tmp_path))["losses/value_loss"])
+    with pytest.raises(SystemExit, match="num_minibatches must be at most 2"):
+        train(file, tmp_path / "refused", *flags, 5, "--num-minibatches", 3)
+
+
 # core details, as far as this file has its own code for them
 
 
 def test_core_5_advantages(file, tmp_path):
     """Against a slow reference that walks each episode by itself."""
-    flags = (
-        "--num-envs",
-        3,
-        "--num-steps",
-        32,
-        "--gamma",
-        0.9,
-        "--gae-lambda",
-        0.7,
-        "--update-epochs",
-        1,
-    )
-    names = train(
-        file,
-        tmp_path,
-        "--env-id",
-        probe(file, "RandomEnds"),
-        *flags,
-        "--total-timesteps",
-        3 * 32 * 2,
-    )
+    flags = "--num-envs 3 --num-steps 32 --gamma 0.9 --gae-lambda 0.7 --update-epochs 1".split()
+    env_id = probe(file, "RandomEnds")
+    names = train(file, tmp_path, "--env-id", env_id, *flags, "--total-timesteps", 3 * 32 * 2)
     values, rewards, terminated, is_last = (
         names[name] for name in ("values", "rewards", "terminated", "is_last")
     )
@@ -526,7 +505,7 @@ def test_core_5_advantages(file, tmp_path):
 
 
 def test_acting_and_learning_see_the_same_policy(file, tmp_path):
-    """Values and log-probabilities were stored while acting: before the first update the network still gives the same."""
+    """Before the first update the network gives the stored values and log-probabilities."""
     looked = []
 
     def look(names):
@@ -541,10 +520,10 @@ def test_acting_and_learning_see_the_same_policy(file, tmp_path):
             .gather(2, torch.from_numpy(names["actions"])[..., None])
             .squeeze(2)
         )
-        np.testing.assert_allclose(names["logprobs"], taken, atol=1e-5)
+        np.testing.assert_allclose(names["old_log_probs"], taken, atol=1e-5)
         np.testing.assert_allclose(names["values"], values.view(9, 4), atol=1e-5)
         for name, stored in {
-            "b_logprobs": "logprobs",
+            "b_log_probs": "old_log_probs",
             "b_actions": "actions",
             "b_obs": "obs",
             "b_returns": "returns",
@@ -561,13 +540,13 @@ def test_acting_and_learning_see_the_same_policy(file, tmp_path):
 
 
 def test_core_10_one_loss_for_policy_value_and_entropy(file, tmp_path):
-    """The gradient that reaches the optimizer is that of the textbook loss, written anew here and left to autograd."""
+    """The optimizer gets the gradient of the textbook loss, written anew here."""
 
     def look(names):
         agent, mb = copy.deepcopy(names["agent"]), names["mb"]
         log_probs, value, _ = agent_by_hand(agent, names["b_obs"][mb])
         policy = torch.distributions.Categorical(logits=log_probs)
-        ratio = torch.exp(policy.log_prob(names["b_actions"][mb]) - names["b_logprobs"][mb])
+        ratio = torch.exp(policy.log_prob(names["b_actions"][mb]) - names["b_log_probs"][mb])
         advantages = names["b_advantages"][mb]
         advantages = (advantages - advantages.mean()) / advantages.std(correction=0)
         gain = torch.minimum(ratio * advantages, torch.clip(ratio, 0.9, 1.1) * advantages)
