@@ -1,4 +1,7 @@
-"""cleanrl/ppo_procgen.py. test_procgen_N guards detail N of docs/rl-algorithms/ppg.md; tests/mutations: each test bites."""
+"""cleanrl/ppo_procgen.py. test_procgen_N guards detail N of docs/rl-algorithms/ppg.md.
+
+tests/mutations shows that each test can fail.
+"""
 
 import copy
 import os
@@ -11,27 +14,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.harness import FILES, flat_grad, only_run, probe, scalars, train
+from tests.harness import flat_grad, only_run, probe, scalars, train
 
 envpool = pytest.importorskip("envpool")
 SMALL = ("--num-envs", 4, "--num-steps", 8, "--num-minibatches", 2, "--update-epochs", 1)
-JUMPER = (
-    "--env-id",
-    "jumper",
-    "--num-levels",
-    1,
-    "--num-pools",
-    1,
-    "--gamma",
-    0.9,
-    "--learning-rate",
-    0.001,
-)
-
-
-@pytest.fixture
-def file():
-    return FILES["ppo_procgen"]
+JUMPER = ("--env-id", "jumper", "--num-levels", 1, "--num-pools", 1)
+JUMPER = (*JUMPER, "--gamma", 0.9, "--learning-rate", 0.001)
 
 
 def make_envs(file, env_id, num_envs=2, **flags):
@@ -86,7 +74,7 @@ def test_num_levels(file, tmp_path):
 
 
 def test_returns_and_ends(file, tmp_path):
-    """Games that are lost, and waiting until time is up: returns are whole and raw, and the last image is the level's own."""
+    """Lost games and time limits: returns are whole and raw, the last image is of that level."""
     for env_id, choose, steps in (
         ("starpilot", lambda rng: rng.integers(0, 15, 8), 250),
         ("leaper", lambda rng: np.full(8, 4), 502),
@@ -132,8 +120,9 @@ def test_returns_and_ends(file, tmp_path):
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="from Python 3.12 on EnvPool has Qt inside")
 def test_qt_comes_with_pip(file, tmp_path):
-    """In a new process, in which EnvPool has looked for Qt and may not have found it; a system's own is as good."""
-    code = f"import runpy, envpool; names = runpy.run_path({str(file)!r}); names['make_envs'](names['Args'](), 1).reset()\n"
+    """In a new process, where EnvPool may not have found Qt; a system's own Qt is as good."""
+    code = f"import runpy, envpool; names = runpy.run_path({str(file)!r})\n"
+    code += "names['make_envs'](names['Args'](), 1).reset()\n"
     code += "print({line.split()[-1] for line in open('/proc/self/maps') if 'libQt5Gui' in line})"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path
@@ -151,20 +140,23 @@ def test_qt_comes_with_pip(file, tmp_path):
     [
         (
             ("--env-id", "starpilot", "--distribution-mode", "memory"),
-            "cannot make starpilot: AssertionError: StarpilotMemory-v0",
+            "cannot train on starpilot: StarpilotMemory-v0",
         ),
         (
             ("--env-id", "bigfish", "--distribution-mode", "extreme"),
-            "cannot make bigfish: AssertionError: BigfishExtreme-v0",
+            "cannot train on bigfish: BigfishExtreme-v0",
         ),
-        (("--env-id", "StarpilotEasy-v0"), "cannot make StarpilotEasy-v0"),
-        (("--env-id", "CartPole-v1"), "cannot make CartPole-v1"),
+        (("--env-id", "StarpilotEasy-v0"), "cannot train on StarpilotEasy-v0"),
+        (("--env-id", "CartPole-v1"), "cannot train on CartPole-v1"),
         (
             ("--distribution-mode", "medium"),
-            "distribution_mode in ('easy', 'hard', 'extreme', 'memory', 'exploration') must hold",
+            "distribution_mode is none of easy, hard, extreme, memory, exploration",
         ),
-        (("--num-levels", -1), "0 <= num_levels < 2**31 must hold"),
-        (("--num-pools", 3), "num_envs % num_pools == 0 must hold"),
+        (("--num-levels", -1), "num_levels must not be negative"),
+        (("--num-levels", 2**31), "cannot train on starpilot"),
+        (("--num-pools", 3), "num_pools must divide num_envs"),
+        (("--num-minibatches", 3), "num_minibatches must divide a rollout of 16384 steps"),
+        (("--num-steps", 10**9, "--total-timesteps", 10**12), "GB of memory needed"),
         (("--capture-video",), "rgb_array"),
     ],
 )
@@ -182,7 +174,7 @@ def test_bad_commands_get_one_line(file, tmp_path, flags, words):
 
 
 def hidden_by_hand(agent, obs):
-    """What the heads look at, layer by layer: thrice a convolution, a maximum, and two blocks that add to what they see."""
+    """The features layer by layer: thrice a convolution, max pooling and two residual blocks."""
     layers = [
         module
         for module in agent.network.modules()
@@ -253,10 +245,7 @@ def test_rewards_are_scaled_by_the_returns_with_the_own_gamma(file, tmp_path):
 
     def look(names):
         if not rollouts or rollouts[-1]["step"] != names["global_step"]:
-            kept = {
-                name: names[name].copy()
-                for name in ("rewards", "is_last", "scaled_rewards", "terminated", "old_values")
-            }
+            kept = {name: names[name].copy() for name in ("rewards", "is_last", "scaled_rewards")}
             rollouts.append(kept | {"step": names["global_step"]})
 
     flags = ("--num-minibatches", 1, "--gamma", 0.6, "--total-timesteps", 96)
@@ -290,18 +279,7 @@ def test_rewards_are_clipped(file, tmp_path):
 
 def test_core_5_advantages(file, tmp_path):
     """Of scaled rewards, against a slow reference that walks each episode by itself."""
-    flags = (
-        "--num-envs",
-        4,
-        "--num-steps",
-        16,
-        "--gamma",
-        0.9,
-        "--gae-lambda",
-        0.7,
-        "--num-minibatches",
-        1,
-    )
+    flags = "--num-envs 4 --num-steps 16 --gamma 0.9 --gae-lambda 0.7 --num-minibatches 1".split()
     names = train(
         file,
         tmp_path,
@@ -313,7 +291,7 @@ def test_core_5_advantages(file, tmp_path):
         64,
     )
     values, rewards, terminated, is_last = (
-        names[n] for n in ("old_values", "scaled_rewards", "terminated", "is_last")
+        names[n] for n in ("values", "scaled_rewards", "terminated", "is_last")
     )
     ends = is_last[1:] & ~is_last[:-1]
     assert terminated.any() and (ends & ~terminated).any() and is_last[:-1].any(), (
@@ -338,7 +316,7 @@ def test_core_5_advantages(file, tmp_path):
 
 
 def test_reset_rows_weigh_nothing(file, tmp_path):
-    """The gradient is that of the textbook loss over the other rows, picked out here and left to autograd."""
+    """The gradient is that of the textbook loss over the other rows, by autograd."""
     left_out = 0
 
     def look(names):
@@ -348,7 +326,7 @@ def test_reset_rows_weigh_nothing(file, tmp_path):
         left_out += len(names["mb"]) - len(mb)
         log_probs, value = agent_by_hand(agent, names["b_obs"][mb])
         policy = torch.distributions.Categorical(logits=log_probs)
-        ratio = torch.exp(policy.log_prob(names["b_actions"][mb]) - names["b_logprobs"][mb])
+        ratio = torch.exp(policy.log_prob(names["b_actions"][mb]) - names["b_log_probs"][mb])
         advantages = names["b_advantages"][mb]
         advantages = (advantages - advantages.mean()) / advantages.std(correction=0)
         gain = torch.minimum(ratio * advantages, torch.clip(ratio, 0.8, 1.2) * advantages)
@@ -366,23 +344,15 @@ def test_reset_rows_weigh_nothing(file, tmp_path):
         )
 
     flags = (
-        "--vf-coef",
-        0.7,
-        "--ent-coef",
-        0.3,
-        "--max-grad-norm",
-        1e9,
-        "--total-timesteps",
-        64,
-        "--learning-rate",
-        0.002,
-    )
+        "--vf-coef 0.7 --ent-coef 0.3 --max-grad-norm 1e9 --total-timesteps 64 "
+        "--learning-rate 0.002"
+    ).split()
     train(file, tmp_path, "--env-id", probe(file, "RandomEnds"), *SMALL, *flags, on_update=look)
     assert left_out > 5
 
 
 def test_episodes_are_logged_where_they_end(file, tmp_path):
-    """Ends of both kinds, at the step and environment at which they come, in two pools that take turns."""
+    """Terminations and truncations, at their step and environment, in two pools that take turns."""
     expected, lengths = {}, np.zeros(4, dtype=int)
 
     def look(names):  # once an iteration
@@ -395,21 +365,12 @@ def test_episodes_are_logged_where_they_end(file, tmp_path):
         with torch.no_grad():
             log_probs, values = names["agent"](names["obs"].flatten(0, 1))[:2]
         taken = log_probs.view(17, 4, 2)[:-1].gather(2, names["actions"][..., None]).squeeze(2)
-        torch.testing.assert_close(names["values"], values.view(17, 4), atol=1e-5, rtol=0)
-        torch.testing.assert_close(names["logprobs"], taken, atol=1e-5, rtol=0)
+        torch.testing.assert_close(names["old_values"], values.view(17, 4), atol=1e-5, rtol=0)
+        torch.testing.assert_close(names["old_log_probs"], taken, atol=1e-5, rtol=0)
 
     flags = (
-        "--num-envs",
-        4,
-        "--num-steps",
-        16,
-        "--num-minibatches",
-        1,
-        "--num-pools",
-        2,
-        "--total-timesteps",
-        128,
-    )
+        "--num-envs 4 --num-steps 16 --num-minibatches 1 --num-pools 2 --total-timesteps 128"
+    ).split()
     train(file, tmp_path, "--env-id", probe(file, "RandomEnds"), *SMALL, *flags, on_update=look)
     logged = scalars(only_run(tmp_path))
     assert len(expected) > 24 and len({step % 4 for step in expected}) == 4
@@ -424,17 +385,8 @@ def test_episodes_are_logged_where_they_end(file, tmp_path):
 def test_actions_of_probes(file, tmp_path):
     """Acting through load_policy in fresh environments, as every evaluation does."""
     flags = (
-        "--num-envs",
-        16,
-        "--num-steps",
-        8,
-        "--num-minibatches",
-        2,
-        "--update-epochs",
-        2,
-        "--total-timesteps",
-        768,
-    )
+        "--num-envs 16 --num-steps 8 --num-minibatches 2 --update-epochs 2 --total-timesteps 768"
+    ).split()
     flags = (*flags, "--learning-rate", 0.002, "--gamma", 0.5, "--ent-coef", 0)
     names = train(file, tmp_path, "--env-id", probe(file, "ActionAndObsMatter"), *flags)
     envs = names["make_envs"](names["args"], 8)
@@ -458,19 +410,14 @@ def mean_of_last(folder, episodes):
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_learns_four_levels_of_jumper(file, tmp_path):
-    """10 for the carrot, nothing for a fall: in one level it lies a step to the left, in others behind jumps, so one has to
-    look. Random play has 5.2 (of 864 episodes); with these flags and seed 1, the last hundred episodes had 9.1."""
+    """Return 10 for the carrot, 0 for a fall.
+
+    The carrot lies a step to the left in one level and behind jumps in others, so the agent has to
+    look. Random play has a mean of 5.2 (864 episodes); with these flags and seed 1, the last
+    hundred episodes had 9.1.
+    """
     flags = (
-        "--num-envs",
-        16,
-        "--num-steps",
-        32,
-        "--num-minibatches",
-        4,
-        "--gamma",
-        0.95,
-        "--total-timesteps",
-        12_288,
-    )
+        "--num-envs 16 --num-steps 32 --num-minibatches 4 --gamma 0.95 --total-timesteps 12288"
+    ).split()
     train(file, tmp_path, *JUMPER, "--num-levels", 4, *flags)
     assert mean_of_last(tmp_path, 100) > 7.5
