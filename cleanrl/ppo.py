@@ -178,10 +178,9 @@ def require_memory(num_bytes):
     require(num_bytes < available, sizes)
 
 
-def require_envs(args, envs):
-    """Episodes end with their last observation, the next step resets; videos need frames."""
-    next_step = envs.metadata.get("autoreset_mode") == gym.vector.AutoresetMode.NEXT_STEP
-    require(next_step, "its autoreset mode is not NEXT_STEP")
+def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
+    """An episode's last observation must be its own, and videos need frames."""
+    require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
     has_frames = "rgb_array" in envs.metadata.get("render_modes", ())
     require(has_frames or not args.capture_video, "no rgb_array rendering for --capture-video")
 

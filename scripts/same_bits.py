@@ -113,7 +113,7 @@ def main():
             new = train((args.new / f"{name}.py").resolve(), flags, b)
         found = list(differences(old, new))
         failed |= bool(found)
-        print(f"{name}: {'same bits' if not found else 'DIFFERENT: ' + ', '.join(found[:8])}")
+        print(f"{name}: {'same bits' if not found else 'DIFFERENT: ' + ', '.join(found[:30])}")
     raise SystemExit(failed)
 
 
