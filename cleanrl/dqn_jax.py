@@ -433,7 +433,7 @@ def lock_run_folder(folder):
     (folder / "pid").write_text(str(os.getpid()))
 
 
-def open_run(args, device, global_step):
+def open_run(args, device, global_step, **more):
     """The run folder, with the flags and versions in run.json, and the writer of its curves."""
     folder = Path(args.resume or "runs")
     with explain(f"log to {folder}"):
@@ -454,7 +454,7 @@ def open_run(args, device, global_step):
                 "device": device.device_kind,
                 "python": platform.python_version(),
                 "packages": {package.name: package.version for package in distributions()},
-            }
+            } | more
             folder = make_run_folder(args)
             lock_run_folder(folder)
             shutil.copy(__file__, folder)  # the exact code of this run
