@@ -124,18 +124,20 @@ class ReplayBuffer(nn.Module):
         self.columns = {name: x.numpy() for name, x in self.named_buffers()}  # shares the memory
 
     def add(self, **step):
-        start = len(self) % self.size
+        start = self.num_added % self.size
         for name, values in step.items():
             self.columns[name][start : start + self.num_envs] = values
         self.columns["added"] += self.num_envs
 
-    def __len__(self):
+    @property
+    def num_added(self):
         return int(self.columns["added"][0])
 
     def sample(self, batch_size, device):
         """Uniformly drawn transitions [dqn 2]; a step before the start of an episode is none."""
         rows = np.zeros(0, int)
-        oldest, newest = max(0, len(self) - self.size), len(self) - self.num_envs
+        oldest = max(0, self.num_added - self.size)
+        newest = self.num_added - self.num_envs  # without its next observation yet
         while len(rows) < batch_size:
             drawn = torch.randint(oldest, newest, (2 * batch_size,)).numpy() % self.size
             is_transition = ~self.columns["is_first"][(drawn + self.num_envs) % self.size]
@@ -197,10 +199,9 @@ def require_memory(num_bytes):
     require(num_bytes < available, sizes)
 
 
-def require_envs(args, envs):
-    """Episodes end with their last observation, the next step resets; videos need frames."""
-    next_step = envs.metadata.get("autoreset_mode") == gym.vector.AutoresetMode.NEXT_STEP
-    require(next_step, "its autoreset mode is not NEXT_STEP")
+def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
+    """An episode's last observation must be its own, and videos need frames."""
+    require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
     has_frames = "rgb_array" in envs.metadata.get("render_modes", ())
     require(has_frames or not args.capture_video, "no rgb_array rendering for --capture-video")
 
@@ -283,7 +284,7 @@ def lock_run_folder(folder):
     (folder / "pid").write_text(str(os.getpid()))
 
 
-def open_run(args, device, global_step):
+def open_run(args, device, global_step, **more):
     """The run folder, with the flags and versions in run.json, and its TensorBoard writer."""
     folder = Path(args.resume or "runs")
     with explain(f"log to {folder}"):
@@ -304,7 +305,7 @@ def open_run(args, device, global_step):
                 "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
                 "python": platform.python_version(),
                 "packages": {package.name: package.version for package in distributions()},
-            }
+            } | more
             folder = make_run_folder(args)
             lock_run_folder(folder)
             shutil.copy(__file__, folder)  # the exact code of this run
@@ -476,7 +477,7 @@ if __name__ == "__main__":
         obs, is_first, is_last = next_obs, is_last, terminated | truncated
 
         # learn [dqn 4]; truncated episodes are bootstrapped, terminated ones are not
-        is_learning = len(buffer) >= args.learning_starts
+        is_learning = buffer.num_added >= args.learning_starts
         num_updates = count_due(args.train_frequency, global_step, N) if is_learning else 0
         for _ in range(num_updates):  # [dqn 5]
             q_network.train()
