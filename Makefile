@@ -1,7 +1,8 @@
-# Every target only calls uv, which is put into .uv/ where it is missing. PYTHON=3.12 chooses another Python for .venv.
+# Every target only calls uv, installed to .uv/ if missing. PYTHON=3.12 chooses .venv's Python.
 UV := $(shell command -v uv || echo .uv/bin/uv)
 RUN := $(UV) run --no-project --python .venv
-INSTALL := UV_FIND_LINKS="$(PIP_FIND_LINKS)" $(UV) pip install --python .venv --quiet --compile-bytecode --constraints constraints.txt
+INSTALL := UV_FIND_LINKS="$(PIP_FIND_LINKS)" $(UV) pip install --python .venv --quiet \
+	--compile-bytecode --constraints constraints.txt
 COMPILE := $(UV) pip compile --universal --python-version 3.11 --no-header --no-annotate --quiet
 EXPORT := $(COMPILE) pyproject.toml
 EXTRAS := atari envpool procgen mujoco dm_control pettingzoo jax brax jaxtari optuna cluster hub docs dev all
@@ -39,10 +40,11 @@ requirements: $(UV)
 	mkdir -p requirements
 	$(EXPORT) --constraints constraints.txt --output-file requirements/requirements.txt
 	for extra in $(EXTRAS); do \
-		$(EXPORT) --constraints constraints.txt --extra $$extra --output-file requirements/requirements-$$extra.txt || exit 1; \
+		$(EXPORT) --constraints constraints.txt --extra $$extra \
+			--output-file requirements/requirements-$$extra.txt || exit 1; \
 	done
 
-# A file in .venv says what was installed last; it is older than what it depends on when that has changed.
+# A file in .venv marks what was installed last; it is out of date when its dependencies change.
 .venv/train: pyproject.toml constraints.txt | .venv/pyvenv.cfg
 	$(INSTALL) --requirements pyproject.toml
 	@touch $@

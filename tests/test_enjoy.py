@@ -463,3 +463,20 @@ def test_grid_of_too_few_or_too_many(cartpole, monkeypatch):
     with pytest.raises(SystemExit, match="a grid shows up to 9 checkpoints"):
         watch(monkeypatch, *[cartpole] * 10, "--grid")
     assert not (cartpole / "videos").exists()
+
+
+def test_numpy_in_a_checkpoint_is_loaded_and_objects_are_not(tmp_path):
+    """Normalizers may be NumPy arrays; an array of objects is a pickle, which could run code."""
+    count = {"mean": np.arange(3.0), "count": np.float64(2), "seen": np.array([True])}
+    torch.save({"normalizer": count}, tmp_path / "checkpoint.pt")
+    loaded = enjoy.load_checkpoint(tmp_path)["normalizer"]
+    assert loaded["mean"].tolist() == [0, 1, 2] and loaded["count"] == 2 and loaded["seen"][0]
+    torch.save({"normalizer": np.array([None], dtype=object)}, tmp_path / "checkpoint.pt")
+    with pytest.raises(SystemExit, match="cannot load the checkpoint"):
+        enjoy.load_checkpoint(tmp_path)
+
+
+def test_flags_and_random_states_are_not_part_of_the_policy():
+    checkpoint = {"agent": {}, "normalizer": {}, "global_step": 1}
+    training = {"args": {"seed": 1}, "optimizer": {}, "rng": 2, "cuda_rng": [], "buffer": {}}
+    assert enjoy.learned(checkpoint | training) == checkpoint
