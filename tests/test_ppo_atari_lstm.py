@@ -1,7 +1,6 @@
-"""cleanrl/ppo_atari_lstm.py. The tests that it shares with the other file with an LSTM are in test_ppo_continuous_lstm.py."""
+"""cleanrl/ppo_atari_lstm.py. What it shares with ppo_continuous_lstm.py is tested there."""
 
 import numpy as np
-import pytest
 import torch
 
 from tests.harness import FILES, only_run, train
@@ -25,11 +24,6 @@ from tests.test_ppo_continuous_lstm import (  # noqa: F401  the imported tests r
 )
 
 
-@pytest.fixture
-def file():
-    return FILES["ppo_atari_lstm"]
-
-
 def test_lstm_3_a_lost_life_is_an_end(file, tmp_path):
     """ThreeLives loses a life after every second step, and the third with the game."""
 
@@ -48,63 +42,23 @@ def test_lstm_3_a_lost_life_is_an_end(file, tmp_path):
             value[:9], value[:3].repeat(3, 1), atol=1e-5, rtol=1e-4
         )  # the lives look the same
 
-    train(
-        file,
-        tmp_path,
-        "--env-id",
-        "ImageProbe/ThreeLives-v0",
-        *WHOLE,
-        "--total-timesteps",
-        48,
-        on_update=look,
-    )
+    flags = ("--env-id", "ImageProbe/ThreeLives-v0", *WHOLE, "--total-timesteps", 48)
+    train(file, tmp_path, *flags, on_update=look)
 
 
 def test_one_frame_at_a_time(file, tmp_path):
     """Without a stack of frames, what moves where is in the memory alone."""
-    flags = (
-        "--num-envs",
-        2,
-        "--num-steps",
-        4,
-        "--num-minibatches",
-        1,
-        "--update-epochs",
-        1,
-        "--total-timesteps",
-        8,
-    )
-    names = train(file, tmp_path, *flags)
+    flags = "--num-envs 2 --num-steps 4 --num-minibatches 1 --update-epochs 1".split()
+    names = train(file, tmp_path, *flags, "--total-timesteps", 8)
     assert names["obs"].shape == (5, 2, 1, 84, 84)
 
 
 def test_remembers_what_others_forget(file, tmp_path):
     flags = (
-        "--total-timesteps",
-        3000,
-        "--num-envs",
-        32,
-        "--num-steps",
-        8,
-        "--num-minibatches",
-        4,
-        "--update-epochs",
-        4,
+        *"--total-timesteps 3000 --num-envs 32 --num-steps 8 --learning-rate 0.001".split(),
+        *"--gamma 0.9 --clip-coef 0.2 --ent-coef 0 --max-grad-norm 5".split(),
+        *"--no-clip-vloss --no-norm-adv".split(),
     )
-    flags = (
-        *flags,
-        "--learning-rate",
-        0.001,
-        "--gamma",
-        0.9,
-        "--clip-coef",
-        0.2,
-        "--ent-coef",
-        0,
-        "--max-grad-norm",
-        5,
-    )
-    flags = (*flags, "--no-clip-vloss", "--no-norm-adv")
     train(file, tmp_path / "with", "--env-id", "ImageProbe/ShortRecall-v0", *flags)
     train(FILES["ppo"], tmp_path / "without", "--env-id", "Probe/ShortRecall-v0", *flags)
     assert last_hundred(only_run(tmp_path / "with")) > 0.8
