@@ -131,11 +131,11 @@ def test_report_counts_the_last_hundred_episodes(results):
 
 
 def test_one_command_rebuilds_the_docs(tmp_path, monkeypatch):
-    """Each folder of results/ is in the plan, and what is built from it is what is committed."""
+    """Each folder of results/ with runs is in the plan, and what it builds is what is committed."""
     report = load(ROOT / "scripts" / "build_results.py")
     folders = {path.name for path in (ROOT / "results").iterdir() if path.is_dir()}
-    assert folders - set(report.PLAN) == {"ppo_atari_multigpu"}, "only a benchmark of speed"
-    assert set(report.PLAN) <= folders
+    with_runs = {path.parent.name for path in (ROOT / "results").glob("*/*.csv")}
+    assert {"ppo", "ablations"} <= with_runs <= set(report.PLAN) <= folders
     docs = tmp_path / "docs" / "rl-algorithms"
     docs.mkdir(parents=True)
     for page in (ROOT / "docs" / "rl-algorithms").glob("*.md"):
