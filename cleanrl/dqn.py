@@ -102,7 +102,7 @@ class QNetwork(nn.Module):
         self.q_values = nn.Linear(84, int(envs.single_action_space.n))
 
     def forward(self, obs):
-        hidden = self.hidden1(obs.flatten(1)).relu()
+        hidden = self.hidden1(obs.reshape(len(obs), -1)).relu()
         hidden = self.hidden2(hidden).relu()
         return self.q_values(hidden)
 

@@ -1,6 +1,7 @@
-"""cleanrl/dqn.py. test_dqn_N guards detail N of docs/rl-algorithms/dqn.md; tests/mutations shows that each test bites.
+"""cleanrl/dqn.py. test_dqn_N guards detail N of docs/rl-algorithms/dqn.md.
 
-The files of the same family import the tests that hold for them too.
+tests/mutations shows that each test can fail. The files of the same family import the tests that
+hold for them too.
 """
 
 import copy
@@ -15,43 +16,20 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.harness import FILES, flat_grad, only_run, probe, same, scalars, train
+from tests.harness import flat_grad, only_run, probe, same, scalars, train
 
 SMALL = (
-    "--num-envs",
-    3,
-    "--learning-starts",
-    60,
-    "--train-frequency",
-    6,
-    "--batch-size",
-    16,
-    "--buffer-size",
-    150,
-)
-SMALL = (
-    *SMALL,
-    "--target-network-frequency",
-    30,
-    "--total-timesteps",
-    300,
-    "--gamma",
-    0.9,
-    "--learning-rate",
-    0.001,
-)
+    "--num-envs 3 --learning-starts 60 --train-frequency 6 --batch-size 16 --buffer-size 150 "
+    "--target-network-frequency 30 --total-timesteps 300 --gamma 0.9 --learning-rate 0.001"
+).split()
 FUZZ = settings(
     deadline=None, derandomize=True, database=None, phases=[Phase.generate], max_examples=60
 )
-
-
-@pytest.fixture
-def file():
-    return FILES["dqn"]
+CPU = torch.device("cpu")
 
 
 class Witness(gym.vector.VectorWrapper):
-    """Writes down what really happens in environments: {(obs, action, reward, next obs, terminated): truncated}."""
+    """Notes what really happens: {(obs, action, reward, next obs, terminated): truncated}."""
 
     def __init__(self, envs, happened, reward_as_learned):
         super().__init__(envs)
@@ -59,11 +37,9 @@ class Witness(gym.vector.VectorWrapper):
 
     def reset(self, **kwargs):
         obs, infos = self.env.reset(**kwargs)
-        self.obs, self.is_over, self.lives = (
-            obs.copy(),
-            np.zeros(self.num_envs, bool),
-            infos.get("lives", 0),
-        )
+        self.obs = obs.copy()
+        self.is_over = np.zeros(self.num_envs, bool)
+        self.lives = infos.get("lives", 0)
         return obs, infos
 
     def step(self, actions):
@@ -72,56 +48,45 @@ class Witness(gym.vector.VectorWrapper):
         self.obs, lives = obs.copy(), infos.get("lives", np.zeros(self.num_envs))
         lost = (lives < self.lives) & (lives > 0) & ~terminated & ~truncated & ~self.is_over
         for e in np.flatnonzero(~self.is_over):  # the others only reset, or go on after a lost life
-            reward, is_end = (
-                float(self.reward_as_learned(rewards[e])),
-                bool(terminated[e] or lost[e]),
-            )
-            step = (
-                self.obs_before[e].tobytes(),
-                int(actions[e]),
-                reward,
-                self.obs[e].tobytes(),
-                is_end,
-            )
+            before, after = self.obs_before[e].tobytes(), self.obs[e].tobytes()
+            reward = float(self.reward_as_learned(rewards[e]))
+            is_end = bool(terminated[e] or lost[e])
+            step = before, int(actions[e]), reward, after, is_end
             self.happened[step] = bool(truncated[e])
         self.is_over, self.lives = terminated | truncated | lost, lives
         return obs, rewards, terminated, truncated, infos
 
 
 def watch(file, monkeypatch, **flags):
-    """Has a file make environments with these flags more and a witness, whose notes it returns."""
-    happened, make_vec, reward_as_learned = (
-        {},
-        gym.make_vec,
-        np.sign if "_atari" in file.stem else np.float32,
-    )
-    make = lambda *args, **kwargs: Witness(
-        make_vec(*args, **kwargs, **flags), happened, reward_as_learned
-    )  # noqa: E731
+    """Make the file's environments with these settings and a witness, whose notes it returns."""
+    happened, make_vec = {}, gym.make_vec
+    reward_as_learned = np.sign if "_atari" in file.stem else np.float32
+
+    def make(*args, **kwargs):
+        return Witness(make_vec(*args, **kwargs, **flags), happened, reward_as_learned)
+
     monkeypatch.setattr(gym, "make_vec", make)
     return happened
 
 
 def batch(names):
-    """What an update learned from: observations, actions, rewards, next observations, and which of those are final."""
-    if "b_stacks" in names:
-        b_obs, b_next_obs = names["b_stacks"][:, :4], names["b_stacks"][:, 1:]
-    else:
-        b_obs, b_next_obs = names["b_obs"], names["b_next_obs"]
-    return b_obs, names["b_actions"], names["b_rewards"], b_next_obs, names["b_terminated"]
+    """What an update learns from: observations, actions, rewards, next observations, ends."""
+    b = names["b"]
+    if "stacks" in b:
+        return b["stacks"][:, :4], b["actions"], b["rewards"], b["stacks"][:, 1:], b["terminated"]
+    return b["obs"], b["actions"], b["rewards"], b["next_obs"], b["terminated"]
 
 
 def transitions(names):
-    """The same as a list of what a witness writes down."""
+    """The same as a list of what a witness notes."""
     obs, actions, rewards, next_obs, terminated = (x.numpy() for x in batch(names))
     obs, next_obs = [x.tobytes() for x in obs], [x.tobytes() for x in next_obs]
-    return list(
-        zip(obs, actions.tolist(), rewards.tolist(), next_obs, terminated.tolist(), strict=True)
-    )
+    columns = obs, actions.tolist(), rewards.tolist(), next_obs, terminated.tolist()
+    return list(zip(*columns, strict=True))
 
 
 def q_values(names, obs):
-    """What the network thinks of each action; of the distributions that C51 learns, their means."""
+    """The network's values of all actions; of the distributions that C51 learns, the means."""
     with torch.no_grad():
         return names["q_network"].q_values(obs) if "atoms" in names else names["q_network"](obs)
 
@@ -146,44 +111,36 @@ def interrupted(file, folder, *flags, step):
 
 
 def made_up_steps(rng, num_envs, count, start, follow):
-    """What a training loop remembers of made-up episodes, whose rewards number the steps, and what truly happened at each.
+    """What a training loop remembers of made-up episodes, and what truly happened at each step.
 
-    start() makes the first observation of an episode, follow(obs) the one after obs. Ends of both kinds come at random, and
-    now and then all environments start anew, as when a run is resumed: nobody knows then what the step before led to.
+    Rewards number the steps. start() makes the first observation of an episode, follow(obs) the
+    one after obs. Ends of both kinds come at random, and now and then all environments start anew,
+    as when a run is resumed: nobody knows then what the step before led to.
     """
     rows, happened = [], {}
-    obs, is_first, is_last = (
-        [start() for _ in range(num_envs)],
-        [True] * num_envs,
-        [False] * num_envs,
-    )
+
+    def starts():
+        return [start() for _ in range(num_envs)], [True] * num_envs, [False] * num_envs
+
+    obs, is_first, is_last = starts()
     for t in range(count):
         if t > 0 and rng.random() < 0.04:
-            obs, is_first, is_last = (
-                [start() for _ in range(num_envs)],
-                [True] * num_envs,
-                [False] * num_envs,
-            )
+            obs, is_first, is_last = starts()
             for e in range(num_envs):
                 happened.pop((t - 1) * num_envs + e, None)
-        actions, numbers = (
-            [rng.randrange(5) for _ in range(num_envs)],
-            [t * num_envs + e for e in range(num_envs)],
-        )
+        actions = [rng.randrange(5) for _ in range(num_envs)]
+        numbers = [t * num_envs + e for e in range(num_envs)]
         dice = [rng.random() * (not over) for over in is_last]  # one that is over only resets
         terminated, truncated = [0 < die < 0.2 for die in dice], [die > 0.8 for die in dice]
-        after_end = lambda obs: rng.choice([start(), follow(obs)])  # noqa: E731  a new game, or a new life
-        next_obs = [
-            after_end(x) if over else follow(x) for x, over in zip(obs, is_last, strict=True)
-        ]
-        rows.append([np.array(x) for x in (obs, is_first, actions, numbers, terminated)])
+        next_obs = []
+        for x, over in zip(obs, is_last, strict=True):  # a new game, a new life, or the next step
+            next_obs.append(rng.choice([start(), follow(x)]) if over else follow(x))
+        row = dict(obs=obs, is_first=is_first, actions=actions, rewards=numbers)
+        row["terminated"] = terminated
+        rows.append({name: np.array(x) for name, x in row.items()})
         for e in np.flatnonzero(~np.array(is_last)):
-            happened[numbers[e]] = (
-                np.array(obs[e]).tobytes(),
-                actions[e],
-                np.array(next_obs[e]).tobytes(),
-                terminated[e],
-            )
+            before, after = np.array(obs[e]).tobytes(), np.array(next_obs[e]).tobytes()
+            happened[numbers[e]] = before, actions[e], after, terminated[e]
         is_over = [a or b for a, b in zip(terminated, truncated, strict=True)]
         obs, is_first, is_last = next_obs, is_last, is_over
     return rows, happened
@@ -191,9 +148,8 @@ def made_up_steps(rng, num_envs, count, start, follow):
 
 def replay_of(names, size, num_envs, shape):
     space = gym.spaces.Box(-np.inf, np.inf, shape, np.float32)
-    return names["ReplayBuffer"](
-        size, SimpleNamespace(num_envs=num_envs, single_observation_space=space)
-    )
+    envs = SimpleNamespace(num_envs=num_envs, single_observation_space=space)
+    return names["ReplayBuffer"](size, envs)
 
 
 SHAPES = {
@@ -205,37 +161,37 @@ SHAPES = {
 
 
 def test_dqn_1_a_ring_with_the_last_steps(file, tmp_path):
-    """Against plain lists: what can be drawn is what happened in the last steps, but for the newest, and is drawn exactly."""
+    """Against plain lists: what happened in the last steps, but for the newest, can be drawn."""
     names = runpy.run_path(str(file))
 
     @FUZZ
     @given(**SHAPES, seed=st.integers(0, 2**32))
     def check(num_envs, rows, more, turns, seed):
         rng = random.Random(seed)
-        new = lambda obs=None: np.float32([[rng.uniform(-1, 1)], [rng.uniform(-1, 1)]])  # noqa: E731
+
+        def new(obs=None):
+            return np.float32([[rng.uniform(-1, 1)], [rng.uniform(-1, 1)]])
+
         steps, happened = made_up_steps(rng, num_envs, max(2, int(turns * rows)), new, new)
         size = num_envs * rows + more % num_envs  # what does not fill a row is left out
         replay = replay_of(names, size, num_envs, (2, 1))
         for step in steps:
-            replay.add(*step)
+            replay.add(**step)
         kept = range(max(0, len(steps) - rows) * num_envs, (len(steps) - 1) * num_envs)
         expected = {number for number in kept if number in happened}
         if not expected:
             return
         torch.manual_seed(seed)
-        drawn = [replay.sample(40 * size, torch.device("cpu"))]
-        drawn += [replay.sample(1, torch.device("cpu")) for _ in range(5)]
-        assert [len(x) for x in drawn[0]] == [40 * size] * 5 and [len(x) for x in drawn[1]] == [
-            1
-        ] * 5
-        assert set(drawn[0][2].tolist()) == expected
-        for sample in drawn:
-            for obs, action, number, next_obs, terminated in zip(
-                *(x.numpy() for x in sample), strict=True
-            ):
-                assert (obs.tobytes(), action, next_obs.tobytes(), terminated) == happened[
-                    int(number)
-                ]
+        many, *single = [replay.sample(n, CPU) for n in (40 * size, 1, 1, 1, 1, 1)]
+        assert {len(x) for x in many.values()} == {40 * size}
+        assert {len(x) for b in single for x in b.values()} == {1}
+        assert set(many["rewards"].tolist()) == expected
+        for b in (many, *single):
+            b = {name: x.numpy() for name, x in b.items()}
+            for i, number in enumerate(b["rewards"]):
+                before, after = b["obs"][i].tobytes(), b["next_obs"][i].tobytes()
+                step = before, b["actions"][i], after, b["terminated"][i]
+                assert step == happened[int(number)]
 
     check()
 
@@ -245,49 +201,38 @@ def test_dqn_2_every_transition_is_as_likely(file, tmp_path):
     steps, happened = made_up_steps(rng, num_envs, 80, lambda: [0.0], lambda obs: [0.0])
     replay = replay_of(runpy.run_path(str(file)), num_envs * rows, num_envs, (1,))
     for step in steps:
-        replay.add(*step)
+        replay.add(**step)
     expected = [number for number in range(50 * num_envs, 79 * num_envs) if number in happened]
     torch.manual_seed(1)
-    assert drawn_evenly([replay.sample(128, torch.device("cpu"))[2] for _ in range(500)], expected)
+    assert drawn_evenly([replay.sample(128, CPU)["rewards"] for _ in range(500)], expected)
 
 
 def drawn_evenly(samples, numbers):
-    """Whether these numbers were drawn, and no others, as often as chance would have it, by the measure of chi-square."""
-    counts, degrees = (
-        np.bincount(torch.cat(samples).int(), minlength=numbers[-1] + 1)[numbers],
-        len(numbers) - 1,
-    )
+    """Whether these numbers alone were drawn, as often as chance would have it (chi-square)."""
+    counts = np.bincount(torch.cat(samples).int(), minlength=numbers[-1] + 1)[numbers]
+    degrees = len(numbers) - 1
     chi_square = ((counts - counts.mean()) ** 2 / counts.mean()).sum()
-    return (
-        degrees > 40
-        and counts.sum() == sum(map(len, samples))
-        and abs(chi_square - degrees) < 4 * (2 * degrees) ** 0.5
-    )
+    is_likely = abs(chi_square - degrees) < 4 * (2 * degrees) ** 0.5
+    return degrees > 40 and counts.sum() == sum(map(len, samples)) and is_likely
 
 
 def test_dqn_2_only_what_happened_is_learned_from(file, tmp_path, monkeypatch):
-    """Bit for bit, with ends of both kinds, more steps than the buffer holds, and a resume in the middle."""
+    """Bit for bit, with ends of both kinds, a ring that went round, and a resume in the middle."""
     happened, learned = watch(file, monkeypatch), []
-    flags = (
-        "--env-id",
-        probe(file, "RandomEnds"),
-        *SMALL,
-        "--checkpoint-interval",
-        60,
-        "--checkpoint-buffer",
-    )
-    run = interrupted(file, tmp_path, *flags, step=180)
+    flags = ("--checkpoint-interval", 60, "--checkpoint-buffer")
+    env_id = probe(file, "RandomEnds")
+    run = interrupted(file, tmp_path, "--env-id", env_id, *SMALL, *flags, step=180)
     before = set(happened)
-    train(
-        file, tmp_path, "--resume", run, on_update=lambda names: learned.extend(transitions(names))
-    )
+
+    def look(names):
+        learned.extend(transitions(names))
+
+    train(file, tmp_path, "--resume", run, on_update=look)
     assert len(learned) == 20 * 16 and set(learned) <= happened.keys()
-    assert len(set(learned) & before) > 20 and len(set(learned) - before) > 20, (
-        "from before and from after the resume"
-    )
-    assert any(terminated for *_, terminated in learned) and any(
-        happened[step] for step in learned
-    ), "both ends"
+    assert len(set(learned) & before) > 20, "from before the resume"
+    assert len(set(learned) - before) > 20, "from after it"
+    assert any(terminated for *_, terminated in learned)
+    assert any(happened[step] for step in learned), "truncated"
 
 
 def test_dqn_2_reset_rows_are_not_learned_from(file, tmp_path):
@@ -298,12 +243,10 @@ def test_dqn_2_reset_rows_are_not_learned_from(file, tmp_path):
         seen.update(obs.flatten().tolist() if obs.ndim == 2 else obs[:, -1, 0, 0].tolist())
 
     train(file, tmp_path, "--env-id", probe(file, "MarkedLast"), *SMALL, on_update=look)
-    shown = (
-        (lambda x: int(127.5 * (1 + x)))
-        if "_atari" in file.stem
-        else (lambda x: float(np.float32(x)))
-    )
-    assert seen == {shown(t / 3) for t in range(3)}
+    expected = np.float32([0, 1 / 3, 2 / 3])
+    if "_atari" in file.stem:
+        expected = (127.5 * (1 + expected)).astype(int)
+    assert seen == set(expected.tolist())
 
 
 # exploration
@@ -311,38 +254,20 @@ def test_dqn_2_reset_rows_are_not_learned_from(file, tmp_path):
 
 @pytest.mark.parametrize("num_envs", [1, 3])
 def test_dqn_3_the_chance_of_a_random_action_falls_linearly(file, tmp_path, num_envs):
-    """From start_e to end_e over the first quarter of the steps, all environments' together."""
+    """From start_e to end_e over the first quarter of the steps of all environments together."""
     seen = {}
     flags = (
-        "--env-id",
-        "Probe/ConstantValue-v0",
-        "--num-envs",
-        num_envs,
-        "--train-frequency",
-        1,
-        "--learning-starts",
-        12,
-    )
-    flags = (
-        *flags,
-        "--total-timesteps",
-        240,
-        "--exploration-fraction",
-        0.25,
-        "--start-e",
-        0.9,
-        "--end-e",
-        0.2,
-    )
-    train(
-        file,
-        tmp_path,
-        *flags,
-        on_update=lambda names: seen.update({names["global_step"]: names["epsilon"]}),
-    )
-    expected = {
-        step: max(0.2, 0.9 - 0.7 * (step - num_envs) / 60) for step in range(12, 241, num_envs)
-    }
+        "--env-id Probe/ConstantValue-v0 --train-frequency 1 --learning-starts 12 --start-e 0.9 "
+        "--total-timesteps 240 --exploration-fraction 0.25 --end-e 0.2"
+    ).split()
+
+    def look(names):
+        seen[names["global_step"]] = names["epsilon"]
+
+    train(file, tmp_path, *flags, "--num-envs", num_envs, on_update=look)
+    expected = {}
+    for step in range(12, 241, num_envs):
+        expected[step] = max(0.2, 0.9 - 0.7 * (step - num_envs) / 60)
     assert seen == pytest.approx(expected)
     logged = dict(scalars(only_run(tmp_path))["charts/epsilon"])
     reached = [step + -step % num_envs for step in (100, 200)]
@@ -351,17 +276,12 @@ def test_dqn_3_the_chance_of_a_random_action_falls_linearly(file, tmp_path, num_
 
 @pytest.mark.parametrize("num_envs", [1, 3])
 def test_dqn_3_so_many_actions_are_random(file, tmp_path, num_envs):
-    """The network, which learns nothing, always has the same favorite: half of the random actions are the other one."""
+    """A network that learns nothing has one favorite: half of the random actions are the other."""
     flags = (
-        "--env-id",
-        "Probe/ActionMatters-v0",
-        "--num-envs",
-        num_envs,
-        "--learning-starts",
-        10**6,
-    )
-    flags = (*flags, "--total-timesteps", 7200, "--exploration-fraction", 0.5, "--end-e", 0.1)
-    train(file, tmp_path, *flags)
+        "--env-id Probe/ActionMatters-v0 --learning-starts 1000000 --total-timesteps 7200 "
+        "--exploration-fraction 0.5 --end-e 0.1"
+    ).split()
+    train(file, tmp_path, *flags, "--num-envs", num_envs)
     returns = np.array(scalars(only_run(tmp_path))["charts/episodic_return"])
     other = returns[:, 1] != np.sign(np.median(returns[-500:, 1]))
     assert len(other) == 3600
@@ -383,27 +303,10 @@ def test_dqn_3_other_actions_are_the_networks_best(file, tmp_path, monkeypatch):
         np.testing.assert_array_equal(witness.actions, best)
         taken.extend(best)
 
-    greedy = (
-        "--start-e",
-        0,
-        "--end-e",
-        0,
-        "--train-frequency",
-        3,
-        "--target-network-frequency",
-        200,
-        *few_atoms(file),
-    )
-    greedy = (*greedy, "--total-timesteps", 180)
-    train(
-        file,
-        tmp_path,
-        "--env-id",
-        probe(file, "ActionAndObsMatter"),
-        *SMALL,
-        *greedy,
-        on_update=look,
-    )
+    env_id = probe(file, "ActionAndObsMatter")
+    greedy = "--start-e 0 --end-e 0 --train-frequency 3 --target-network-frequency 200".split()
+    flags = (*SMALL, *greedy, *few_atoms(file), "--total-timesteps", 180)
+    train(file, tmp_path, "--env-id", env_id, *flags, on_update=look)
     assert 10 < sum(taken) < len(taken) - 10, "each action must be the best one at times"
 
 
@@ -411,7 +314,7 @@ def test_dqn_3_other_actions_are_the_networks_best(file, tmp_path, monkeypatch):
 
 
 def test_dqn_4_a_cut_is_bootstrapped_and_an_end_is_not(file, tmp_path, monkeypatch):
-    """The gradient that reaches the optimizer is that of the textbook loss, row by row, left to autograd."""
+    """The gradient at the optimizer is that of the textbook loss, row by row, by autograd."""
     happened, ends = watch(file, monkeypatch), []
 
     def look(names):
@@ -426,12 +329,8 @@ def test_dqn_4_a_cut_is_bootstrapped_and_an_end_is_not(file, tmp_path, monkeypat
             ends.append((terminated, truncated))
         loss = sum(errors) / len(errors)
         expected = torch.autograd.grad(loss, list(network.parameters()))
-        torch.testing.assert_close(
-            flat_grad(names["q_network"]),
-            torch.cat([g.flatten() for g in expected]),
-            atol=1e-5,
-            rtol=1e-3,
-        )
+        expected = torch.cat([g.flatten() for g in expected])
+        torch.testing.assert_close(flat_grad(names["q_network"]), expected, atol=1e-5, rtol=1e-3)
         assert names["td_loss"].item() == pytest.approx(loss.item(), rel=1e-4)
 
     flags = (*SMALL, "--total-timesteps", 180, "--train-frequency", 20)
@@ -446,19 +345,15 @@ def test_dqn_4_a_cut_is_bootstrapped_and_an_end_is_not(file, tmp_path, monkeypat
 def test_dqn_5_updates_are_counted_in_environment_steps(
     file, tmp_path, num_envs, train_frequency, learning_starts
 ):
-    """One every train_frequency steps; where the environments together make more steps at once, several in a row."""
+    """One every train_frequency steps: several in a row where more environments step at once."""
     seen = []
-    flags = (
-        *SMALL,
-        "--env-id",
-        probe(file, "ConstantValue"),
-        "--num-envs",
-        num_envs,
-        "--total-timesteps",
-        63,
-    )
-    flags = (*flags, "--train-frequency", train_frequency, "--learning-starts", learning_starts)
-    train(file, tmp_path, *flags, on_update=lambda names: seen.append(names["global_step"]))
+
+    def look(names):
+        seen.append(names["global_step"])
+
+    flags = ("--num-envs", num_envs, "--train-frequency", train_frequency, "--total-timesteps", 63)
+    flags = (*SMALL, *flags, "--learning-starts", learning_starts)
+    train(file, tmp_path, "--env-id", probe(file, "ConstantValue"), *flags, on_update=look)
     expected = []
     for step in range(1, 63 - 63 % num_envs + 1):
         now = step + -step % num_envs  # when the environments have all made their steps
@@ -470,47 +365,33 @@ def test_dqn_5_updates_are_counted_in_environment_steps(
 @pytest.mark.parametrize("keep", [True, False])
 def test_dqn_5_learning_waits_for_a_buffer_that_was_not_kept(file, tmp_path, keep):
     seen = []
-    flags = (
-        "--env-id",
-        probe(file, "RandomEnds"),
-        *SMALL,
-        "--total-timesteps",
-        180,
-        "--checkpoint-interval",
-        90,
-    )
-    run = interrupted(
-        file,
-        tmp_path,
-        *flags,
-        "--checkpoint-buffer" if keep else "--no-checkpoint-buffer",
-        step=120,
-    )
-    train(
-        file, tmp_path, "--resume", run, on_update=lambda names: seen.append(names["global_step"])
-    )
+
+    def look(names):
+        seen.append(names["global_step"])
+
+    flags = ("--env-id", probe(file, "RandomEnds"), *SMALL, "--total-timesteps", 180)
+    keeping = "--checkpoint-buffer" if keep else "--no-checkpoint-buffer"
+    run = interrupted(file, tmp_path, *flags, "--checkpoint-interval", 90, keeping, step=120)
+    train(file, tmp_path, "--resume", run, on_update=look)
     assert seen == list(range(96 if keep else 150, 181, 6))
 
 
 def follow_target(file, folder, every, tau, *flags):
-    """Whether the target network moves when it should, as far as it should, and is frozen in between."""
+    """Whether the target network moves when and as far as it should, and is frozen in between."""
     before, moves, differs = [], 0, 0
 
     def look(names):
         nonlocal moves, differs
         step, num_envs = names["global_step"], names["args"].num_envs
         network, target = (
-            [p.detach().clone() for p in names[n].parameters()]
-            for n in ("q_network", "target_network")
+            [p.detach().clone() for p in names[name].parameters()]
+            for name in ("q_network", "target_network")
         )
-        expected = before[1] if before else network
-        for then in range(
-            before[0] if before else step, step, num_envs
-        ):  # after the updates of these steps
+        first, expected = before if before else (step, network)
+        for then in range(first, step, num_envs):  # after the updates of these steps
             if then // every > (then - num_envs) // every:
-                expected = [
-                    new * tau + old * (1 - tau) for new, old in zip(network, expected, strict=True)
-                ]
+                pairs = zip(network, expected, strict=True)
+                expected = [new * tau + old * (1 - tau) for new, old in pairs]
                 moves += 1
         for got, wanted in zip(target, expected, strict=True):
             torch.testing.assert_close(got, wanted, rtol=0, atol=0 if tau == 1 else 1e-6)
@@ -539,26 +420,21 @@ def test_dqn_6_tau_moves_the_target_network_part_of_the_way(file, tmp_path):
 
 
 def test_metrics(file, tmp_path):
+    loss_name = "loss" if "c51" in file.stem else "td_loss"
     seen = {}
 
     def look(names):
         obs, actions, _, _, _ = batch(names)
         values = q_values(names, obs)[torch.arange(len(actions)), actions]
-        seen[names["global_step"]] = (
-            values.mean().item(),
-            names["loss" if "atoms" in names else "td_loss"].item(),
-        )
+        seen[names["global_step"]] = values.mean().item(), names[loss_name].item()
 
-    flags = ("--env-id", probe(file, "RandomEnds"), *SMALL, "--train-frequency", 1, "--num-envs", 1)
-    train(file, tmp_path, *flags, "--total-timesteps", 110, on_update=look)
+    flags = ("--train-frequency", 1, "--num-envs", 1, "--total-timesteps", 110)
+    train(file, tmp_path, "--env-id", probe(file, "RandomEnds"), *SMALL, *flags, on_update=look)
     logged = scalars(only_run(tmp_path))
-    loss = "losses/loss" if "c51" in file.stem else "losses/td_loss"
-    assert logged.keys() == {
-        *(f"charts/{name}" for name in ("episodic_return", "episodic_length", "SPS", "epsilon")),
-        *(loss, "losses/q_values"),
-    }
+    charts = {"charts/episodic_return", "charts/episodic_length", "charts/SPS", "charts/epsilon"}
+    assert logged.keys() == charts | {f"losses/{loss_name}", "losses/q_values"}
     assert logged["losses/q_values"] == [(100, pytest.approx(seen[100][0], rel=1e-4))]
-    assert logged[loss] == [(100, pytest.approx(seen[100][1], rel=1e-4))]
+    assert logged[f"losses/{loss_name}"] == [(100, pytest.approx(seen[100][1], rel=1e-4))]
 
 
 # known answers
@@ -570,26 +446,9 @@ def few_atoms(file):
 
 def probe_flags(file):
     flags = (
-        "--total-timesteps",
-        1500,
-        "--learning-starts",
-        60,
-        "--train-frequency",
-        3,
-        "--learning-rate",
-        0.005,
-    )
-    flags = (
-        *flags,
-        "--gamma",
-        0.5,
-        "--batch-size",
-        32,
-        "--target-network-frequency",
-        30,
-        "--buffer-size",
-        600,
-    )
+        "--total-timesteps 1500 --learning-starts 60 --train-frequency 3 --learning-rate 0.005 "
+        "--gamma 0.5 --batch-size 32 --target-network-frequency 30 --buffer-size 600"
+    ).split()
     return (*flags, *few_atoms(file))
 
 
@@ -608,13 +467,11 @@ def probe_flags(file):
     ],
 )
 def test_values_of_probes(file, tmp_path, probe, num_envs, values):
-    names = train(
-        file, tmp_path, "--env-id", f"Probe/{probe}-v0", *probe_flags(file), "--num-envs", num_envs
-    )
+    flags = ("--env-id", f"Probe/{probe}-v0", *probe_flags(file), "--num-envs", num_envs)
+    names = train(file, tmp_path, *flags)
     learned = q_values(names, torch.tensor([[float(obs)] for obs in values]))
-    torch.testing.assert_close(
-        learned, torch.tensor(list(values.values())).float(), atol=0.1, rtol=0
-    )
+    expected = torch.tensor(list(values.values())).float()
+    torch.testing.assert_close(learned, expected, atol=0.1, rtol=0)
 
 
 @pytest.mark.parametrize("probe", ["ActionAndObsMatter", "ShiftedActions", "ImageObs", "ScalarObs"])
@@ -642,23 +499,14 @@ def play(names, run, games=80):
 )
 def test_learns_cartpole(file, tmp_path, seed):
     train(file, tmp_path, *FAST_CARTPOLE, "--seed", seed)
-    assert (
-        np.mean([value for _, value in scalars(only_run(tmp_path))["charts/episodic_return"]][-20:])
-        >= 150
-    )
+    returns = [value for _, value in scalars(only_run(tmp_path))["charts/episodic_return"]]
+    assert np.mean(returns[-20:]) >= 150
 
 
 FAST_CARTPOLE = (
-    "--total-timesteps",
-    16_000,
-    "--learning-starts",
-    1000,
-    "--train-frequency",
-    4,
-    "--batch-size",
-    64,
-)
-FAST_CARTPOLE = (*FAST_CARTPOLE, "--learning-rate", 0.001)
+    "--total-timesteps 16000 --learning-starts 1000 --train-frequency 4 --batch-size 64 "
+    "--learning-rate 0.001"
+).split()
 
 
 # the same seed, the same run
@@ -669,8 +517,6 @@ def test_same_seed_same_bits(file, tmp_path):
         train(file, tmp_path / name, *SMALL, "--total-timesteps", 120, "--seed", seed)
     a, b, c = (only_run(tmp_path / name) for name in "abc")
     assert same(weights(a), weights(b)) and not same(weights(a), weights(c))
-    a, b = (
-        {name: values for name, values in scalars(run).items() if name != "charts/SPS"}
-        for run in (a, b)
-    )
-    assert a == b
+    logged, again = scalars(a), scalars(b)
+    logged.pop("charts/SPS"), again.pop("charts/SPS")
+    assert logged == again
