@@ -288,6 +288,10 @@ def open_run(args, device, global_step, **more):
     """The run folder, with the flags and versions in run.json, and its TensorBoard writer."""
     folder = Path(args.resume or "runs")
     with explain(f"log to {folder}"):
+        if args.track:
+            import wandb
+
+            wandb.login()  # a missing login is told before anything is written
         if args.resume:
             lock_run_folder(folder)
             run = json.loads((folder / "run.json").read_text())
@@ -313,8 +317,6 @@ def open_run(args, device, global_step, **more):
         (folder / "run.tmp").write_text(json.dumps(run, indent=2, default=str))
         os.replace(folder / "run.tmp", folder / "run.json")
         if args.track:
-            import wandb
-
             project = dict(project=args.wandb_project_name, entity=args.wandb_entity)
             names = dict(id=folder.name, name=folder.name, resume="allow")
             wandb.init(**project, **names, config=asdict(args), sync_tensorboard=True)
@@ -340,10 +342,17 @@ def check_finite(args, step, **values):
             raise SystemExit(f"{name} of {args.env_id} at step {step}: {bad}")
 
 
-def record_videos(envs, folder, global_step):
-    """Record the first environment, at most 1,000 frames at a time: they are kept in memory."""
-    where = dict(video_folder=f"{folder}/videos", name_prefix=f"step-{global_step}")
-    return gym.wrappers.vector.RecordVideo(envs, **where, record_first_only=True, video_length=1000)
+class RecordVideo(gym.wrappers.vector.RecordVideo):
+    """Episodes of the first environment, 1,000 frames at most: they are kept in memory."""
+
+    def __init__(self, envs, folder, global_step):
+        prefix = f"step-{global_step}"
+        super().__init__(envs, f"{folder}/videos", name_prefix=prefix, record_first_only=True)
+
+    def _capture_frame(self):
+        super()._capture_frame()
+        if len(self.recorded_frames) >= 1000:
+            self.stop_recording()
 
 
 def log_videos(folder, logged, global_step):
@@ -412,8 +421,8 @@ if __name__ == "__main__":
     with explain(f"train on {args.env_id}"):
         envs = make_envs(args, args.num_envs, "rgb_array" if args.capture_video else None)
         obs_space, action_space = envs.single_observation_space, envs.single_action_space
-        require(isinstance(obs_space, gym.spaces.Box), "dqn.py needs Box observations")
-        require(isinstance(action_space, gym.spaces.Discrete), "dqn.py needs Discrete actions")
+        require(isinstance(obs_space, gym.spaces.Box), "Box observations are needed")
+        require(isinstance(action_space, gym.spaces.Discrete), "Discrete actions are needed")
         require_envs(args, envs)
         require_memory(4 * args.buffer_size * math.prod(obs_space.shape))
 
@@ -438,7 +447,7 @@ if __name__ == "__main__":
     run_folder, writer = open_run(args, device, global_step)
     logged_videos = set(run_folder.glob("videos/*.mp4"))
     if args.capture_video:
-        envs = record_videos(envs, run_folder, global_step)
+        envs = RecordVideo(envs, run_folder, global_step)
 
     N = args.num_envs
     num_iterations = args.total_timesteps // N
@@ -513,5 +522,6 @@ if __name__ == "__main__":
                 log_videos(run_folder, logged_videos, global_step)
             save_checkpoint(run_folder, args, modules, global_step)
 
+    progress.close()
     envs.close()
     writer.close()

@@ -437,6 +437,10 @@ def open_run(args, device, global_step, **more):
     """The run folder, with the flags and versions in run.json, and the writer of its curves."""
     folder = Path(args.resume or "runs")
     with explain(f"log to {folder}"):
+        if args.track:
+            import wandb
+
+            wandb.login()  # a missing login is told before anything is written
         if args.resume:
             lock_run_folder(folder)
             run = json.loads((folder / "run.json").read_text())
@@ -463,8 +467,6 @@ def open_run(args, device, global_step, **more):
         os.replace(folder / "run.tmp", folder / "run.json")
         tracker = None
         if args.track:
-            import wandb
-
             project = dict(project=args.wandb_project_name, entity=args.wandb_entity)
             names = dict(id=folder.name, name=folder.name, resume="allow")
             tracker = wandb.init(**project, **names, config=asdict(args), reinit="create_new")
@@ -526,10 +528,17 @@ def check_finite(args, step, **values):
             raise SystemExit(f"{name} of {args.env_id} at step {step}: {bad}")
 
 
-def record_videos(envs, folder, global_step):
-    """Record the first environment, at most 1,000 frames at a time: they are kept in memory."""
-    where = dict(video_folder=f"{folder}/videos", name_prefix=f"step-{global_step}")
-    return gym.wrappers.vector.RecordVideo(envs, **where, record_first_only=True, video_length=1000)
+class RecordVideo(gym.wrappers.vector.RecordVideo):
+    """Episodes of the first environment, 1,000 frames at most: they are kept in memory."""
+
+    def __init__(self, envs, folder, global_step):
+        prefix = f"step-{global_step}"
+        super().__init__(envs, f"{folder}/videos", name_prefix=prefix, record_first_only=True)
+
+    def _capture_frame(self):
+        super()._capture_frame()
+        if len(self.recorded_frames) >= 1000:
+            self.stop_recording()
 
 
 def save_checkpoint(folder, args, state, global_step):
@@ -583,8 +592,8 @@ if __name__ == "__main__":
         render_mode = "rgb_array" if args.capture_video else None
         envs = make_envs(args, args.num_envs, render_mode, disabled)
         obs_space, action_space = envs.single_observation_space, envs.single_action_space
-        require(isinstance(obs_space, gym.spaces.Box), "dqn_jax.py needs Box observations")
-        require(isinstance(action_space, gym.spaces.Discrete), "dqn_jax.py needs Discrete actions")
+        require(isinstance(obs_space, gym.spaces.Box), "Box observations are needed")
+        require(isinstance(action_space, gym.spaces.Discrete), "Discrete actions are needed")
         require_envs(args, envs, envs.metadata["autoreset_mode"])
         require_memory(8 * args.buffer_size * math.prod(obs_space.shape))
 
@@ -606,7 +615,7 @@ if __name__ == "__main__":
     start_step = global_step
     run_folder, writer = open_run(args, device, global_step)
     if args.capture_video:
-        envs = record_videos(envs, run_folder, global_step)
+        envs = RecordVideo(envs, run_folder, global_step)
         _, train = make_program(args, envs)
     train = jax.jit(train, static_argnames="length", donate_argnums=0)
     iteration = global_step // iteration_steps
@@ -646,5 +655,6 @@ if __name__ == "__main__":
             saved = {name: value for name, value in run.items() if name not in left_out}
             save_checkpoint(run_folder, args, saved, global_step)
 
+    progress.close()
     envs.close()
     writer.close()

@@ -5,6 +5,7 @@ import functools
 import json
 import multiprocessing
 import runpy
+import signal
 import sys
 import threading
 from importlib import metadata
@@ -94,6 +95,7 @@ def train(file, folder, *flags, on_update=None):
             envpool.make_gymnasium = functools.partial(make_pool, real=envpool.make_gymnasium)
             envpool.make_gymnasium.__name__ = "make_pool"
     argv, hook = sys.argv, register_optimizer_step_pre_hook(look) if on_update else None
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     sys.argv = [str(file), *map(str, flags)]
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -101,6 +103,8 @@ def train(file, folder, *flags, on_update=None):
             return runpy.run_path(str(file), run_name="__main__")
     finally:
         sys.argv = argv
+        for number, handler in handlers.items():  # a run takes them over
+            signal.signal(number, handler)
         if hook:
             hook.remove()
 
