@@ -105,6 +105,7 @@ class Args:
         require_positive(self, "n_iteration", "e_policy", "v_value", "e_auxiliary")
         require_positive(self, "num_aux_rollouts", "n_aux_grad_accum")
         require_fraction(self, "gamma", "gae_lambda")
+        require(self.num_steps > 1, "num_steps must be at least 2: every other step may only reset")
         batch_size = self.num_envs * self.num_steps
         require(self.total_timesteps >= batch_size, "total_timesteps is less than one rollout")
         divides_batch = batch_size % self.num_minibatches == 0
@@ -412,6 +413,10 @@ def open_run(args, device, global_step, **more):
     """The run folder, with the flags and versions in run.json, and its TensorBoard writer."""
     folder = Path(args.resume or "runs")
     with explain(f"log to {folder}"):
+        if args.track:
+            import wandb
+
+            wandb.login()  # a missing login is told before anything is written
         if args.resume:
             lock_run_folder(folder)
             run = json.loads((folder / "run.json").read_text())
@@ -437,8 +442,6 @@ def open_run(args, device, global_step, **more):
         (folder / "run.tmp").write_text(json.dumps(run, indent=2, default=str))
         os.replace(folder / "run.tmp", folder / "run.json")
         if args.track:
-            import wandb
-
             project = dict(project=args.wandb_project_name, entity=args.wandb_entity)
             names = dict(id=folder.name, name=folder.name, resume="allow")
             wandb.init(**project, **names, config=asdict(args), sync_tensorboard=True)
@@ -464,10 +467,17 @@ def check_finite(args, step, **values):
             raise SystemExit(f"{name} of {args.env_id} at step {step}: {bad}")
 
 
-def record_videos(envs, folder, global_step):
-    """Record the first environment, at most 1,000 frames at a time: they are kept in memory."""
-    where = dict(video_folder=f"{folder}/videos", name_prefix=f"step-{global_step}")
-    return gym.wrappers.vector.RecordVideo(envs, **where, record_first_only=True, video_length=1000)
+class RecordVideo(gym.wrappers.vector.RecordVideo):
+    """Episodes of the first environment, 1,000 frames at most: they are kept in memory."""
+
+    def __init__(self, envs, folder, global_step):
+        prefix = f"step-{global_step}"
+        super().__init__(envs, f"{folder}/videos", name_prefix=prefix, record_first_only=True)
+
+    def _capture_frame(self):
+        super()._capture_frame()
+        if len(self.recorded_frames) >= 1000:
+            self.stop_recording()
 
 
 def log_videos(folder, logged, global_step):

@@ -414,6 +414,7 @@ def test_an_interrupt_saves_only_between_phases(file, tmp_path, stop_at, saved):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
+        (("--num-steps", 1), "num_steps must be at least 2"),
         (("--n-iteration", 0), "n_iteration must be positive"),
         (("--e-policy", 0), "e_policy must be positive"),
         (("--v-value", 0), "v_value must be positive"),

@@ -152,6 +152,7 @@ def test_qt_comes_with_pip(file, tmp_path):
             ("--distribution-mode", "medium"),
             "distribution_mode is none of easy, hard, extreme, memory, exploration",
         ),
+        (("--num-steps", 1), "num_steps must be at least 2"),
         (("--num-levels", -1), "num_levels must not be negative"),
         (("--num-levels", 2**31), "cannot train on starpilot"),
         (("--num-pools", 3), "num_pools must divide num_envs"),
