@@ -1,4 +1,4 @@
-"""cleanrl/ppo_atari_envpool.py: EnvPool's games, pools that take turns, and rows of no weight."""
+"""cleanrl/ppo_atari_envpool.py: EnvPool's games, pools that take turns, rows without weight."""
 
 import copy
 import runpy
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.harness import FILES, flat_grad, only_run, probe, scalars, train
+from tests.harness import flat_grad, only_run, probe, scalars, train
 from tests.test_ppo_atari import (
     ACTION_FLAGS,
     BREAKOUT,
@@ -21,11 +21,6 @@ from tests.test_ppo_atari import (
 
 envpool = pytest.importorskip("envpool")
 SMALL = ("--num-envs", 4, "--num-steps", 8, "--num-minibatches", 2, "--update-epochs", 1)
-
-
-@pytest.fixture
-def file():
-    return FILES["ppo_atari_envpool"]
 
 
 def make_envs(file, env_id, num_envs=2, **flags):
@@ -89,7 +84,7 @@ def test_frames_match_a_plain_reference(file, tmp_path):
 def test_returns_are_the_scores_of_whole_games(
     file, tmp_path, monkeypatch, env_id, max_steps, steps
 ):
-    """Over all lives, whether the game ends or is cut short, and not clipped; Breakout shows its score also in its memory."""
+    """Over all lives, terminated or truncated, and not clipped; Breakout's RAM has its score."""
     make = envpool.make_gymnasium
     monkeypatch.setattr(
         envpool, "make_gymnasium", lambda **settings: make(**settings, max_episode_steps=max_steps)
@@ -146,16 +141,8 @@ def test_a_pool_is_made_with_the_seed_of_a_reset(file, tmp_path):
 
 def test_videos_of_training_are_refused(file, tmp_path):
     with pytest.raises(SystemExit) as refusal:
-        train(
-            file,
-            tmp_path,
-            "--env-id",
-            probe(file, "ConstantValue"),
-            *SMALL,
-            "--total-timesteps",
-            32,
-            "--capture-video",
-        )
+        flags = ("--env-id", probe(file, "ConstantValue"), *SMALL, "--total-timesteps", 32)
+        train(file, tmp_path, *flags, "--capture-video")
     assert (
         "rgb_array" in refusal.value.code
         and "\n" not in refusal.value.code
@@ -202,7 +189,7 @@ def test_actions_of_probes(file, tmp_path):
 
 
 class NumberedPool(gym.vector.VectorEnv):
-    """Environment i of pool n shows 50 * n + 20 * i + t at step t; action 1 pays, action 0 costs, and nothing ever ends."""
+    """Environment i of pool n shows 50 * n + 20 * i + t at step t; only action 1 pays; no ends."""
 
     single_observation_space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
     single_action_space = gym.spaces.Discrete(2)
@@ -235,7 +222,7 @@ class NumberedPool(gym.vector.VectorEnv):
 
 
 def test_pools_are_not_mixed_up(file, tmp_path, monkeypatch):
-    """Every row holds what its own environment showed, what was answered there, and what came of it."""
+    """Every row holds its own environment's observation, action and reward."""
     made, looked = [], []
 
     def make_numbered(num_envs, **settings):
@@ -259,8 +246,8 @@ def test_pools_are_not_mixed_up(file, tmp_path, monkeypatch):
         with torch.no_grad():
             log_probs, values = names["agent"](names["obs"].flatten(0, 1))
         taken = log_probs.view(9, 4, 2)[:-1].gather(2, names["actions"][..., None]).squeeze(2)
-        torch.testing.assert_close(names["values"], values.view(9, 4), atol=1e-5, rtol=0)
-        torch.testing.assert_close(names["logprobs"], taken, atol=1e-5, rtol=0)
+        torch.testing.assert_close(names["old_values"], values.view(9, 4), atol=1e-5, rtol=0)
+        torch.testing.assert_close(names["old_log_probs"], taken, atol=1e-5, rtol=0)
         torch.testing.assert_close(names["ratio"].detach(), torch.ones(16), atol=1e-5, rtol=0)
         assert values.view(9, 4).std(1).min() > 1e-3, "the values must differ"
 
@@ -271,7 +258,7 @@ def test_pools_are_not_mixed_up(file, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("pools", [1, 2])
 def test_episodes_are_logged_where_they_end(file, tmp_path, pools):
-    """Ends of both kinds, at the step and environment at which they come; the average is that of the last 20."""
+    """Terminations and truncations, at their step and environment; the average of the last 20."""
     expected, lengths = {}, np.zeros(4, dtype=int)
 
     def look(names):  # once an iteration
@@ -282,28 +269,9 @@ def test_episodes_are_logged_where_they_end(file, tmp_path, pools):
                 if is_last[t + 1, i]:
                     expected[start + 4 * t + i + 1] = lengths[i]
 
-    flags = (
-        "--num-envs",
-        4,
-        "--num-steps",
-        16,
-        "--num-minibatches",
-        1,
-        "--update-epochs",
-        1,
-        "--num-pools",
-        pools,
-    )
-    train(
-        file,
-        tmp_path,
-        "--env-id",
-        probe(file, "RandomEnds"),
-        *flags,
-        "--total-timesteps",
-        128,
-        on_update=look,
-    )
+    flags = "--num-envs 4 --num-steps 16 --num-minibatches 1 --update-epochs 1".split()
+    flags = (*flags, "--num-pools", pools, "--total-timesteps", 128)
+    train(file, tmp_path, "--env-id", probe(file, "RandomEnds"), *flags, on_update=look)
     logged = scalars(only_run(tmp_path))
     assert len(expected) > 24 and len({step % 4 for step in expected}) == 4
     assert logged["charts/episodic_length"] == list(expected.items())
@@ -321,7 +289,7 @@ def test_episodes_are_logged_where_they_end(file, tmp_path, pools):
 
 
 def test_reset_rows_weigh_nothing(file, tmp_path):
-    """The gradient is that of the textbook loss over the other rows, picked out here and left to autograd."""
+    """The gradient is that of the textbook loss over the other rows, by autograd."""
     left_out = 0
 
     def look(names):
@@ -331,7 +299,7 @@ def test_reset_rows_weigh_nothing(file, tmp_path):
         left_out += len(names["mb"]) - len(mb)
         log_probs, value, _ = agent_by_hand(agent, names["b_obs"][mb])
         policy = torch.distributions.Categorical(logits=log_probs)
-        ratio = torch.exp(policy.log_prob(names["b_actions"][mb]) - names["b_logprobs"][mb])
+        ratio = torch.exp(policy.log_prob(names["b_actions"][mb]) - names["b_log_probs"][mb])
         advantages = names["b_advantages"][mb]
         advantages = (advantages - advantages.mean()) / advantages.std(correction=0)
         gain = torch.minimum(ratio * advantages, torch.clip(ratio, 0.9, 1.1) * advantages)
@@ -349,16 +317,8 @@ def test_reset_rows_weigh_nothing(file, tmp_path):
         )
 
     flags = (
-        "--vf-coef",
-        0.7,
-        "--ent-coef",
-        0.3,
-        "--max-grad-norm",
-        1e9,
-        "--total-timesteps",
-        64,
-        "--learning-rate",
-        0.002,
+        *"--vf-coef 0.7 --ent-coef 0.3 --max-grad-norm 1e9 --learning-rate 0.002".split(),
+        *("--total-timesteps", 64),
     )
     train(file, tmp_path, "--env-id", probe(file, "RandomEnds"), *SMALL, *flags, on_update=look)
     assert left_out > 5
@@ -391,23 +351,11 @@ def test_reset_rows_are_not_in_the_metrics(file, tmp_path):
 
 def test_core_5_advantages(file, tmp_path):
     """Against a slow reference that walks each episode by itself."""
-    flags = (
-        "--num-envs",
-        4,
-        "--num-steps",
-        32,
-        "--gamma",
-        0.9,
-        "--gae-lambda",
-        0.7,
-        "--update-epochs",
-        1,
-    )
-    names = train(
-        file, tmp_path, "--env-id", probe(file, "RandomEnds"), *flags, "--total-timesteps", 128
-    )
+    flags = "--num-envs 4 --num-steps 32 --gamma 0.9 --gae-lambda 0.7 --update-epochs 1".split()
+    flags = (*flags, "--total-timesteps", 128)
+    names = train(file, tmp_path, "--env-id", probe(file, "RandomEnds"), *flags)
     values, rewards, terminated, is_last = (
-        names[name] for name in ("old_values", "rewards", "terminated", "is_last")
+        names[name] for name in ("values", "rewards", "terminated", "is_last")
     )
     ends = is_last[1:] & ~is_last[:-1]
     assert terminated.any() and (ends & ~terminated).any() and is_last[:-1].any(), (
@@ -432,42 +380,25 @@ def test_core_5_advantages(file, tmp_path):
 
 
 def test_core_4_the_optimizer_sees_the_learning_rate_fall(file, tmp_path):
-    """It is a tensor that recorded updates read, so it must stay the same one, also in a resumed run."""
-    used = []
+    """CUDA graphs read it from a tensor, which must stay the same one, also in a resumed run."""
+    used, tensors = [], []
 
     def look(names):
-        used.append(names["optimizer"].param_groups[0]["lr"].item())
+        tensors.append(names["optimizer"].param_groups[0]["lr"])
+        used.append(tensors[-1].item())
         if len(used) == 3:
             raise KeyboardInterrupt
 
     env = ("--env-id", probe(file, "ConstantValue"))
     flags = (
-        "--num-envs",
-        2,
-        "--num-steps",
-        4,
-        "--num-minibatches",
-        1,
-        "--update-epochs",
-        1,
-        "--checkpoint-interval",
-        1,
+        *"--num-envs 2 --num-steps 4 --num-minibatches 1 --update-epochs 1".split(),
+        *"--checkpoint-interval 1 --total-timesteps 32 --learning-rate 0.004".split(),
     )
     with pytest.raises(KeyboardInterrupt):
-        train(
-            file,
-            tmp_path,
-            *env,
-            *flags,
-            "--total-timesteps",
-            32,
-            "--learning-rate",
-            0.004,
-            on_update=look,
-        )
-    names = train(file, tmp_path, *env, "--resume", only_run(tmp_path), on_update=look)
+        train(file, tmp_path, *env, *flags, on_update=look)
+    train(file, tmp_path, *env, "--resume", only_run(tmp_path), on_update=look)
     np.testing.assert_allclose(used, [0.004, 0.003, 0.002, 0.002, 0.001], rtol=1e-6)
-    assert names["optimizer"].param_groups[0]["lr"] is names["learning_rate"]
+    assert tensors[0] is tensors[1] is tensors[2] and tensors[3] is tensors[4]
     logged = [rate for _, rate in scalars(only_run(tmp_path))["charts/learning_rate"]]
     np.testing.assert_allclose(logged, [0.004, 0.003, 0.002, 0.001], rtol=1e-6)
 
@@ -478,20 +409,15 @@ def test_core_4_the_optimizer_sees_the_learning_rate_fall(file, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(14400)
 def test_learns_pong(file, tmp_path):
-    """Random play loses with -20.7, and luck goes far with these flags. Over their last 20 games, five seeds on an H200 stood
-    at -4.2, -9.7, -13.9, -7.7 and -12.9 after 300k steps, and one on that machine's CPU at -16.1; they had left -19 for good
-    between 115k and 213k. An earlier run on another CPU was still at -20 after 270k. Seed 1 on an H200 ended at 4.4."""
+    """Random play has a mean of -20.7, and these flags leave much to luck.
+
+    Over their last 20 games, five seeds on an H200 were at -4.2, -9.7, -13.9, -7.7 and -12.9 after
+    300k steps, and one on that machine's CPU at -16.1; they left -19 for good between 115k and
+    213k. An earlier run on another CPU was still at -20 after 270k. Seed 1 on an H200 ended at 4.4.
+    """
     batch = (
-        "--num-pools",
-        1,
-        "--num-envs",
-        16,
-        "--num-steps",
-        32,
-        "--num-minibatches",
-        8,
-        "--update-epochs",
-        4,
+        *"--num-pools 1 --num-envs 16 --num-steps 32".split(),
+        *"--num-minibatches 8 --update-epochs 4".split(),
     )
     flags = (*batch, "--learning-rate", 0.0007, "--no-anneal-lr", "--gae-lambda", 0.9)
     train(file, tmp_path, "--env-id", "Pong-v5", *flags, "--total-timesteps", 400_000)
