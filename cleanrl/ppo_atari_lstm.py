@@ -249,10 +249,9 @@ def require_memory(num_bytes):
     require(num_bytes < available, sizes)
 
 
-def require_envs(args, envs):
-    """Episodes end with their last observation, the next step resets; videos need frames."""
-    next_step = envs.metadata.get("autoreset_mode") == gym.vector.AutoresetMode.NEXT_STEP
-    require(next_step, "its autoreset mode is not NEXT_STEP")
+def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
+    """An episode's last observation must be its own, and videos need frames."""
+    require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
     has_frames = "rgb_array" in envs.metadata.get("render_modes", ())
     require(has_frames or not args.capture_video, "no rgb_array rendering for --capture-video")
 
@@ -335,10 +334,14 @@ def lock_run_folder(folder):
     (folder / "pid").write_text(str(os.getpid()))
 
 
-def open_run(args, device, global_step):
+def open_run(args, device, global_step, **more):
     """The run folder, with the flags and versions in run.json, and its TensorBoard writer."""
     folder = Path(args.resume or "runs")
     with explain(f"log to {folder}"):
+        if args.track:
+            import wandb
+
+            wandb.login()  # a missing login is told before anything is written
         if args.resume:
             lock_run_folder(folder)
             run = json.loads((folder / "run.json").read_text())
@@ -356,7 +359,7 @@ def open_run(args, device, global_step):
                 "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
                 "python": platform.python_version(),
                 "packages": {package.name: package.version for package in distributions()},
-            }
+            } | more
             folder = make_run_folder(args)
             lock_run_folder(folder)
             shutil.copy(__file__, folder)  # the exact code of this run
@@ -364,8 +367,6 @@ def open_run(args, device, global_step):
         (folder / "run.tmp").write_text(json.dumps(run, indent=2, default=str))
         os.replace(folder / "run.tmp", folder / "run.json")
         if args.track:
-            import wandb
-
             project = dict(project=args.wandb_project_name, entity=args.wandb_entity)
             names = dict(id=folder.name, name=folder.name, resume="allow")
             wandb.init(**project, **names, config=asdict(args), sync_tensorboard=True)
@@ -391,10 +392,17 @@ def check_finite(args, step, **values):
             raise SystemExit(f"{name} of {args.env_id} at step {step}: {bad}")
 
 
-def record_videos(envs, folder, global_step):
-    """Record the first environment, at most 1,000 frames at a time: they are kept in memory."""
-    where = dict(video_folder=f"{folder}/videos", name_prefix=f"step-{global_step}")
-    return gym.wrappers.vector.RecordVideo(envs, **where, record_first_only=True, video_length=1000)
+class RecordVideo(gym.wrappers.vector.RecordVideo):
+    """Episodes of the first environment, 1,000 frames at most: they are kept in memory."""
+
+    def __init__(self, envs, folder, global_step):
+        prefix = f"step-{global_step}"
+        super().__init__(envs, f"{folder}/videos", name_prefix=prefix, record_first_only=True)
+
+    def _capture_frame(self):
+        super()._capture_frame()
+        if len(self.recorded_frames) >= 1000:
+            self.stop_recording()
 
 
 def log_videos(folder, logged, global_step):
@@ -486,7 +494,7 @@ if __name__ == "__main__":
     run_folder, writer = open_run(args, device, global_step)
     logged_videos = set(run_folder.glob("videos/*.mp4"))
     if args.capture_video:
-        envs = record_videos(envs, run_folder, global_step)
+        envs = RecordVideo(envs, run_folder, global_step)
 
     # the rollout; obs[t] with is_last[t] ends an episode, and step t only resets that environment
     T, N = args.num_steps, args.num_envs

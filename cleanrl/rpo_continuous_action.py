@@ -309,6 +309,10 @@ def open_run(args, device, global_step, **more):
     """The run folder, with the flags and versions in run.json, and its TensorBoard writer."""
     folder = Path(args.resume or "runs")
     with explain(f"log to {folder}"):
+        if args.track:
+            import wandb
+
+            wandb.login()  # a missing login is told before anything is written
         if args.resume:
             lock_run_folder(folder)
             run = json.loads((folder / "run.json").read_text())
@@ -334,8 +338,6 @@ def open_run(args, device, global_step, **more):
         (folder / "run.tmp").write_text(json.dumps(run, indent=2, default=str))
         os.replace(folder / "run.tmp", folder / "run.json")
         if args.track:
-            import wandb
-
             project = dict(project=args.wandb_project_name, entity=args.wandb_entity)
             names = dict(id=folder.name, name=folder.name, resume="allow")
             wandb.init(**project, **names, config=asdict(args), sync_tensorboard=True)
@@ -361,10 +363,17 @@ def check_finite(args, step, **values):
             raise SystemExit(f"{name} of {args.env_id} at step {step}: {bad}")
 
 
-def record_videos(envs, folder, global_step):
-    """Record the first environment, at most 1,000 frames at a time: they are kept in memory."""
-    where = dict(video_folder=f"{folder}/videos", name_prefix=f"step-{global_step}")
-    return gym.wrappers.vector.RecordVideo(envs, **where, record_first_only=True, video_length=1000)
+class RecordVideo(gym.wrappers.vector.RecordVideo):
+    """Episodes of the first environment, 1,000 frames at most: they are kept in memory."""
+
+    def __init__(self, envs, folder, global_step):
+        prefix = f"step-{global_step}"
+        super().__init__(envs, f"{folder}/videos", name_prefix=prefix, record_first_only=True)
+
+    def _capture_frame(self):
+        super()._capture_frame()
+        if len(self.recorded_frames) >= 1000:
+            self.stop_recording()
 
 
 def log_videos(folder, logged, global_step):
@@ -462,7 +471,7 @@ if __name__ == "__main__":
     run_folder, writer = open_run(args, device, global_step)
     logged_videos = set(run_folder.glob("videos/*.mp4"))
     if args.capture_video:
-        envs = record_videos(envs, run_folder, global_step)
+        envs = RecordVideo(envs, run_folder, global_step)
 
     # the rollout; obs[t] with is_last[t] ends an episode, and step t only resets that environment
     T, N = args.num_steps, args.num_envs
