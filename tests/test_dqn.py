@@ -518,5 +518,5 @@ def test_same_seed_same_bits(file, tmp_path):
     a, b, c = (only_run(tmp_path / name) for name in "abc")
     assert same(weights(a), weights(b)) and not same(weights(a), weights(c))
     logged, again = scalars(a), scalars(b)
-    logged.pop("charts/SPS"), again.pop("charts/SPS")
+    logged["charts/SPS"] = again["charts/SPS"] = None  # the speed may differ
     assert logged == again
