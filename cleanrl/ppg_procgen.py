@@ -13,6 +13,7 @@ in which the policy's network learns the values of all their rollouts.
     uv run cleanrl/ppg_procgen.py                      # starpilot, easy levels, 25M steps
     uv run cleanrl/ppg_procgen.py --env-id bigfish --distribution-mode hard
     uv run cleanrl/ppg_procgen.py --num-levels 200     # train on 200 of the levels
+    uv run cleanrl/ppg_procgen.py --no-clip-vloss --max-grad-norm 1e9  # no clipping, as the authors
     uv run cleanrl/ppg_procgen.py --resume runs/<run>  # continue an interrupted run
     tensorboard --logdir runs
 
@@ -88,7 +89,7 @@ class Args:
     clip_vloss: bool = True  # clip the value loss by the same range
     ent_coef: float = 0.01  # entropy coefficient
     vf_coef: float = 0.5  # value loss coefficient
-    max_grad_norm: float = 0.5  # maximum gradient norm
+    max_grad_norm: float = 0.5  # maximum gradient norm of policy phases
     target_kl: float | None = None  # stop an update early beyond this KL divergence
     n_iteration: int = 32  # iterations of a policy phase
     e_policy: int = 1  # policy epochs over each rollout
@@ -568,11 +569,10 @@ if __name__ == "__main__":
     return_moments = RunningMoments(())
     adam = dict(lr=args.learning_rate, eps=1e-8, fused=True)  # [ppg 3]
     optimizer = torch.optim.Adam(agent.parameters(), **adam)
-    modules = {"agent": agent, "return_moments": return_moments, "optimizer": optimizer}
+    aux_optimizer = torch.optim.Adam(agent.parameters(), **adam)  # [ppg 3]
+    modules = {"agent": agent, "return_moments": return_moments}
+    modules |= {"optimizer": optimizer, "aux_optimizer": aux_optimizer}
     global_step = start_step = restore_checkpoint(args, modules)
-    for group in optimizer.param_groups:  # a CUDA graph reads the learning rate from a tensor
-        group["lr"] = torch.as_tensor(group["lr"], device=device)
-        group["capturable"] = use_cuda
     run_folder, writer = open_run(args, device, global_step)
 
     # the rollout; obs[t] with is_last[t] ends an episode, and step t only resets that environment
@@ -618,8 +618,8 @@ if __name__ == "__main__":
     first_iteration = global_step // (T * N)
     for iteration in range(first_iteration, num_iterations):
         if args.anneal_lr:  # [core 4]
-            for group in optimizer.param_groups:
-                group["lr"].fill_(args.learning_rate * (1 - iteration / num_iterations))
+            for group in optimizer.param_groups + aux_optimizer.param_groups:
+                group["lr"] = args.learning_rate * (1 - iteration / num_iterations)
 
         # act in one pool after another, while the others step
         agent.eval()
@@ -690,7 +690,7 @@ if __name__ == "__main__":
                     change = (value - b_values[mb]).clamp(-args.clip_coef, args.clip_coef)
                     clipped_error = (b_values[mb] + change - b_returns[mb]) ** 2
                     value_error = torch.max(value_error, clipped_error)
-                value_loss = 0.5 * (weights * value_error).sum()
+                value_loss = (weights * value_error).sum()  # halved by vf_coef only
                 p_log_p = log_probs.exp() * log_probs.clamp(min=-1e9)  # 0 where an action is masked
                 entropy = -(weights * p_log_p.sum(1)).sum()
                 loss = 0  # [ppg 5]
@@ -741,11 +741,10 @@ if __name__ == "__main__":
                     loss = aux_value_loss + real_value_loss + args.beta_clone * kl_loss
 
                     if i % args.n_aux_grad_accum == 0:
-                        optimizer.zero_grad()
+                        aux_optimizer.zero_grad()
                     (loss / args.n_aux_grad_accum).backward()
                     if (i + 1) % args.n_aux_grad_accum == 0:
-                        nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
-                        optimizer.step()
+                        aux_optimizer.step()
             aux_losses = {
                 "losses/aux/aux_value_loss": aux_value_loss,
                 "losses/aux/real_value_loss": real_value_loss,

@@ -5,6 +5,7 @@ tests/mutations shows that each test can fail.
 
 import copy
 import runpy
+from functools import partial
 
 import pytest
 import torch
@@ -72,9 +73,48 @@ def test_ppg_2_the_auxiliary_value_does(file, tmp_path):
 # the policy phase
 
 
-def test_ppg_3_adam_epsilon(file, tmp_path):
-    names = phases(file, tmp_path, "--total-timesteps", 16)
-    assert names["optimizer"].param_groups[0]["eps"] == 1e-8
+def test_ppg_3_an_adam_for_each_kind_of_phase(file, tmp_path):
+    """With moments of its own, which the other phase does not change, and restored on resume."""
+    steps = {"policy": [], "auxiliary": []}
+
+    def count(kind, names):
+        state = names["optimizer"].state[names["agent"].actor.bias]
+        steps[kind].append(int(state["step"]) if state else 0)
+
+    watch = {kind: partial(count, kind) for kind in steps}
+    names = phases(file, tmp_path, "--total-timesteps", 64, "--num-aux-rollouts", 4, **watch)
+    assert steps == {"policy": [0, 1, 2, 3], "auxiliary": [0, 1, 2, 3]}
+    for optimizer in (names["optimizer"], names["aux_optimizer"]):
+        assert optimizer.param_groups[0]["eps"] == 1e-8
+    saved = read_checkpoint(only_run(tmp_path))
+    assert same(saved["aux_optimizer"], names["aux_optimizer"].state_dict())
+
+
+def test_both_learning_rates_are_annealed(file, tmp_path):
+    used = []
+    flags = ("--anneal-lr", "--learning-rate", 0.004, "--total-timesteps", 64)
+    phases(
+        file,
+        tmp_path,
+        *flags,
+        policy=lambda names: used.append(names["optimizer"].param_groups[0]["lr"]),
+        auxiliary=lambda names: used.append(-names["optimizer"].param_groups[0]["lr"]),
+    )
+    expected = [0.004, 0.003, *[-0.003] * 2, 0.002, 0.001, *[-0.001] * 2]
+    assert used == pytest.approx(expected)
+
+
+def test_only_the_policy_phase_clips_gradients(file, tmp_path):
+    norms = {"policy": [], "auxiliary": []}
+
+    def look(kind, names):
+        grads = [p.grad.flatten() for p in names["agent"].parameters() if p.grad is not None]
+        norms[kind].append(float(torch.cat(grads).norm()))
+
+    watch = {kind: partial(look, kind) for kind in norms}
+    phases(file, tmp_path, "--max-grad-norm", 0.01, "--total-timesteps", 32, **watch)
+    assert norms["policy"] == pytest.approx([0.01] * 2, rel=1e-3)
+    assert min(norms["auxiliary"]) > 0.05
 
 
 @pytest.mark.parametrize("normalized", [True, False])
@@ -155,7 +195,7 @@ def test_gradient_of_the_policy_phase(file, tmp_path):
         for name, loss in (
             ("actor", policy_loss),
             ("network", policy_loss),
-            ("critic", 0.7 * error.mean() / 2),
+            ("critic", 0.7 * error.mean()),
         ):
             expected = torch.autograd.grad(
                 loss, list(getattr(agent, name).parameters()), retain_graph=True
@@ -373,7 +413,8 @@ def test_a_resumed_run_repeats_the_phase_it_was_in(file, tmp_path, stop_at):
         train(file, tmp_path / "cut", *flags)
     run = only_run(tmp_path / "cut")
     assert read_checkpoint(run)["global_step"] == 32 and set(read_checkpoint(run)) == {
-        *("agent", "return_moments", "optimizer", "rng", "cuda_rng", "global_step", "args")
+        *("agent", "return_moments", "optimizer", "aux_optimizer"),
+        *("rng", "cuda_rng", "global_step", "args"),
     }
     train(file, tmp_path / "cut", "--resume", run)
     whole, cut = read_checkpoint(only_run(tmp_path / "whole")), read_checkpoint(run)
