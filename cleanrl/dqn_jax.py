@@ -239,13 +239,13 @@ def make_program(args, envs):
         run = dict(agent=agent, world=world, buffer=buffer, added=zero, global_step=zero, key=key)
         return jax.tree.map(jnp.copy, run)  # no two arrays share memory: train reuses it
 
-    def act(params, state, drawn):
+    def act(run, drawn):
         """One step of all environments, epsilon-greedily [dqn 3], into the replay buffer."""
-        world, buffer, added, global_step = state
+        world, agent = run["world"], run["agent"]
         chances, choices, env_drawn = drawn
-        explored = global_step / (args.exploration_fraction * args.total_timesteps)
+        explored = run["global_step"] / (args.exploration_fraction * args.total_timesteps)
         epsilon = args.start_e + jnp.minimum(1, explored) * (args.end_e - args.start_e)
-        best_actions = q_network.apply(params, world["obs"]).argmax(1)
+        best_actions = q_network.apply(agent["params"], world["obs"]).argmax(1)
         actions = jnp.where(chances < epsilon, choices, best_actions)
         stepped = step(env_drawn, world["env_state"], actions)
         obs, env_state, rewards, terminated, truncated, next_obs = stepped
@@ -256,8 +256,8 @@ def make_program(args, envs):
             next_obs=next_obs,
             terminated=terminated,
         )
-        row = added // N % num_rows
-        buffer = jax.tree.map(lambda column, x: column.at[row].set(x), buffer, transition)
+        row = run["added"] // N % num_rows
+        buffer = {name: run["buffer"][name].at[row].set(x) for name, x in transition.items()}
         is_last = terminated | truncated
         episode_return = world["episode_return"] + rewards
         episode_length = world["episode_length"] + 1
@@ -267,8 +267,9 @@ def make_program(args, envs):
             episode_return=episode_return * ~is_last,
             episode_length=episode_length * ~is_last,
         )
-        state = world, buffer, added + N, global_step + N
-        return state, (is_last, episode_return, episode_length)
+        run = run | dict(world=world, buffer=buffer, added=run["added"] + N)
+        run = run | dict(global_step=run["global_step"] + N)
+        return run, (is_last, episode_return, episode_length, next_obs)
 
     def learn(buffer, agent, rows):
         """One update [dqn 4]; truncated episodes are bootstrapped, terminated ones are not."""
@@ -292,23 +293,19 @@ def make_program(args, envs):
     def iterate(run, drawn):
         """Some steps of the environments, some updates, perhaps an update of the target."""
         act_drawn, row_bits = drawn
-        agent = run["agent"]
-        state = run["world"], run["buffer"], run["added"], run["global_step"]
-        state, episodes = jax.lax.scan(partial(act, agent["params"]), state, act_drawn)
-        world, buffer, added, global_step = state
+        run, episodes = jax.lax.scan(act, run, act_drawn)
 
-        num_filled = jnp.minimum(added, num_rows * N).astype(jnp.uint32)
+        num_filled = jnp.minimum(run["added"], num_rows * N).astype(jnp.uint32)
         rows = row_bits % num_filled  # drawn uniformly [dqn 2]
-        is_learning = added >= args.learning_starts
-        learn_all = partial(jax.lax.scan, partial(learn, buffer))
-        agent, losses = jax.lax.cond(is_learning, learn_all, skip, agent, rows)
+        is_learning = run["added"] >= args.learning_starts
+        learn_all = partial(jax.lax.scan, partial(learn, run["buffer"]))
+        agent, losses = jax.lax.cond(is_learning, learn_all, skip, run["agent"], rows)
 
-        is_due = global_step % args.target_network_frequency < num_steps * N
+        is_due = run["global_step"] % args.target_network_frequency < num_steps * N
         tau = args.tau * (is_learning & is_due)
         target_params = optax.incremental_update(agent["params"], agent["target_params"], tau)
         agent = agent | dict(target_params=target_params)  # [dqn 6]
-        run = run | dict(agent=agent, world=world, buffer=buffer, added=added)
-        return run | dict(global_step=global_step), (episodes, losses)
+        return run | dict(agent=agent), (episodes, losses)
 
     def train(run, length):
         """Some iterations. All that they draw is drawn at once, which is a tenth faster."""
@@ -326,6 +323,7 @@ def make_program(args, envs):
 # -- the same in every JAX file: flags, errors, run folder, checkpoints ----------------------------
 
 
+FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
 interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
 
 
@@ -346,9 +344,8 @@ def require_fraction(args, *names):
 
 
 def require_memory(num_bytes):
-    available = psutil.virtual_memory().available
-    sizes = f"{num_bytes / 1e9:.1f} GB of memory needed, {available / 1e9:.1f} GB available"
-    require(num_bytes < available, sizes)
+    free = psutil.virtual_memory().available
+    require(num_bytes < free, f"{num_bytes / 1e9:.1f} GB of memory needed, {free / 1e9:.1f} free")
 
 
 def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
@@ -390,7 +387,7 @@ def load_args(folder):
 
     run = json.loads(Path(folder, "run.json").read_text())
     require(run["file"] == Path(__file__).name, f"it is a run of {run['file']}")
-    if run.get("sha256", file_hash()) != file_hash():
+    if run.get("sha256", FILE_HASH) != FILE_HASH:
         print(f"warning: {run['file']} has changed since this run started", file=sys.stderr)
     recorded = TypeAdapter(Args).validate_python(run["args"] | {"resume": folder})
     args = tyro.cli(Args, default=recorded)
@@ -398,10 +395,6 @@ def load_args(folder):
     require(set(changed) <= {"total_timesteps"}, f"do not pass {', '.join(changed)} with --resume")
     require(args.total_timesteps >= recorded.total_timesteps, "total_timesteps can only grow")
     return args
-
-
-def file_hash():
-    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
 
 
 def seed_everything(args):
@@ -450,7 +443,7 @@ def open_run(args, device, global_step, **more):
             git = subprocess.run(describe, cwd=here, capture_output=True, text=True)
             run = {
                 "file": Path(__file__).name,
-                "sha256": file_hash(),
+                "sha256": FILE_HASH,
                 "tags": [tag for tag in os.environ.get("WANDB_TAGS", "").split(",") if tag],
                 "start_time": time.time(),
                 "commit": git.stdout.strip().removesuffix("-dirty"),
@@ -606,9 +599,12 @@ if __name__ == "__main__":
     num_iterations = args.total_timesteps // iteration_steps
     init, train = make_program(args, envs)
     run = init(key, 0)
-    left_out = set() if is_compiled(args) else {"world"}  # Gymnasium's state cannot be saved
-    left_out |= set() if args.checkpoint_buffer else {"buffer", "added"}
-    saved = {name: value for name, value in run.items() if name not in left_out}
+    saved_names = ["agent", "global_step", "key"]
+    if args.checkpoint_buffer:
+        saved_names += ["buffer", "added"]
+    if is_compiled(args):  # the state of Gymnasium's environments cannot be saved
+        saved_names += ["world"]
+    saved = {name: run[name] for name in saved_names}
     saved, global_step = restore_checkpoint(args, saved)
     if global_step:
         run = init(key, global_step) | saved
@@ -628,12 +624,15 @@ if __name__ == "__main__":
         length = min(100, num_iterations - iteration)
         run, logs = train(run, length=length)
         iteration += length
-        (is_last, returns, lengths), (td_losses, q_values) = jax.tree.map(np.ravel, logs)
+        episodes, losses = jax.tree.map(np.ravel, logs)
+        is_last, returns, lengths, next_obs = episodes
+        td_losses, q_values = losses
         for i in np.flatnonzero(is_last):
             episode = {"charts/episodic_return": returns[i], "charts/episodic_length": lengths[i]}
             writer.add_scalars(global_step + i + 1, episode)
             progress.set_postfix(episodic_return=f"{returns[i]:.1f}", refresh=False)
         global_step += length * iteration_steps
+        check_finite(args, global_step, observation=next_obs, reward=returns)
         progress.update(length * iteration_steps)
 
         # log
@@ -652,7 +651,7 @@ if __name__ == "__main__":
         if is_due or iteration == num_iterations or interrupted.is_set():
             if args.track:
                 writer.add_videos(run_folder, global_step)
-            saved = {name: value for name, value in run.items() if name not in left_out}
+            saved = {name: run[name] for name in saved_names}
             save_checkpoint(run_folder, args, saved, global_step)
 
     progress.close()

@@ -296,11 +296,11 @@ def load_policy(checkpoint, envs):
 # -- the same in every PyTorch file: flags, errors, run folder, checkpoints ------------------------
 
 
+FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
 interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
-torch.serialization.add_safe_globals(  # what NumPy arrays and scalars in a checkpoint consist of
-    [np.ndarray, np.dtype, np._core.multiarray._reconstruct, np._core.multiarray.scalar]
-    + [type(np.dtype(code)) for code in "?bBhHiIlLefd"]
-)
+NUMPY = [np.ndarray, np.dtype, np._core.multiarray._reconstruct, np._core.multiarray.scalar]
+NUMPY += [type(np.dtype(code)) for code in "?bBhHiIlLefd"]
+torch.serialization.add_safe_globals(NUMPY)  # NumPy arrays and scalars fit into a checkpoint
 
 
 def require(condition, message):
@@ -320,9 +320,8 @@ def require_fraction(args, *names):
 
 
 def require_memory(num_bytes):
-    available = psutil.virtual_memory().available
-    sizes = f"{num_bytes / 1e9:.1f} GB of memory needed, {available / 1e9:.1f} GB available"
-    require(num_bytes < available, sizes)
+    free = psutil.virtual_memory().available
+    require(num_bytes < free, f"{num_bytes / 1e9:.1f} GB of memory needed, {free / 1e9:.1f} free")
 
 
 def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
@@ -364,7 +363,7 @@ def load_args(folder):
 
     run = json.loads(Path(folder, "run.json").read_text())
     require(run["file"] == Path(__file__).name, f"it is a run of {run['file']}")
-    if run.get("sha256", file_hash()) != file_hash():
+    if run.get("sha256", FILE_HASH) != FILE_HASH:
         print(f"warning: {run['file']} has changed since this run started", file=sys.stderr)
     recorded = TypeAdapter(Args).validate_python(run["args"] | {"resume": folder})
     args = tyro.cli(Args, default=recorded)
@@ -372,10 +371,6 @@ def load_args(folder):
     require(set(changed) <= {"total_timesteps"}, f"do not pass {', '.join(changed)} with --resume")
     require(args.total_timesteps >= recorded.total_timesteps, "total_timesteps can only grow")
     return args
-
-
-def file_hash():
-    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
 
 
 def seed_everything(args):
@@ -427,7 +422,7 @@ def open_run(args, device, global_step, **more):
             git = subprocess.run(describe, cwd=here, capture_output=True, text=True)
             run = {
                 "file": Path(__file__).name,
-                "sha256": file_hash(),
+                "sha256": FILE_HASH,
                 "tags": [tag for tag in os.environ.get("WANDB_TAGS", "").split(",") if tag],
                 "start_time": time.time(),
                 "commit": git.stdout.strip().removesuffix("-dirty"),
@@ -514,8 +509,9 @@ def save_checkpoint(folder, args, modules, global_step):
 
 
 def require_finite_weights(checkpoint):
-    for name, state in checkpoint.items():
-        for key, value in state.items() if isinstance(state, dict) else ():
+    states = {name: state for name, state in checkpoint.items() if isinstance(state, dict)}
+    for name, state in states.items():
+        for key, value in state.items():
             if isinstance(value, torch.Tensor) and value.is_floating_point():
                 require(value.isfinite().all(), f"{name}.{key} is not finite")
 

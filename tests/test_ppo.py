@@ -127,7 +127,7 @@ def test_core_6_every_epoch_shuffles_and_covers_the_rollout(file, tmp_path):
 
 def test_core_7_advantages_are_normalized_by_minibatch(file, tmp_path):
     def look(names):
-        raw, used = names["b_advantages"][names["mb"]], names["mb_advantages"]
+        raw, used = names["b_advantages"][names["mb"]], names["adv"]
         torch.testing.assert_close(used, (raw - raw.mean()) / (raw.std(correction=0) + 1e-8))
         assert abs(raw.mean()) > 1e-3, "there must be something to normalize"
 
@@ -136,7 +136,7 @@ def test_core_7_advantages_are_normalized_by_minibatch(file, tmp_path):
 
 def test_core_7_can_be_turned_off(file, tmp_path):
     def look(names):
-        assert torch.equal(names["mb_advantages"], names["b_advantages"][names["mb"]])
+        assert torch.equal(names["adv"], names["b_advantages"][names["mb"]])
 
     train(file, tmp_path, *SMALL, "--total-timesteps", 256, "--no-norm-adv", on_update=look)
 
@@ -148,7 +148,7 @@ def test_core_8_clipped_surrogate(file, tmp_path):
         nonlocal clipped
         rows = []
         for ratio, advantage in zip(
-            names["ratio"].tolist(), names["mb_advantages"].tolist(), strict=True
+            names["ratio"].tolist(), names["adv"].tolist(), strict=True
         ):
             clipped += (ratio > 1.2 and advantage > 0) or (ratio < 0.8 and advantage < 0)
             bound = 1.2 if advantage > 0 else 0.8
@@ -190,9 +190,9 @@ def test_core_10_one_loss_for_policy_value_and_entropy(file, tmp_path):
         agent, mb = copy.deepcopy(names["agent"]), names["mb"]
         policy = torch.distributions.Categorical(logits=agent.actor(names["b_obs"][mb]))
         value = agent.critic(names["b_obs"][mb])[:, 0]
-        ratio = torch.exp(policy.log_prob(names["b_actions"][mb]) - names["b_logprobs"][mb])
+        ratio = torch.exp(policy.log_prob(names["b_actions"][mb]) - names["b_log_probs"][mb])
         gain = torch.minimum(
-            ratio * names["mb_advantages"], torch.clip(ratio, 0.8, 1.2) * names["mb_advantages"]
+            ratio * names["adv"], torch.clip(ratio, 0.8, 1.2) * names["adv"]
         )
         error = (value - names["b_returns"][mb]) ** 2
         loss = -gain.mean() + 0.7 * error.mean() / 2 - 0.3 * policy.entropy().mean()
@@ -369,7 +369,7 @@ def test_other_autoreset_modes_are_refused(file, tmp_path):
     """An environment that resets on the same step has no reset rows, and hides its last observations."""
     with pytest.raises(
         SystemExit,
-        match="needs resets on the step after an end, which Probe/SameStep-v0 does not have",
+        match="autoreset mode is not NEXT_STEP",
     ):
         train(file, tmp_path, "--env-id", "Probe/SameStep-v0", *SMALL, "--total-timesteps", 64)
 
