@@ -1,6 +1,10 @@
-"""cleanrl/dqn_atari.py. test_frames_N and test_dqn_N guard details of docs/rl-algorithms/dqn.md, test_atari_N of ppo.md."""
+"""cleanrl/dqn_atari.py. test_frames_N and test_dqn_N guard details of docs/rl-algorithms/dqn.md.
+
+test_atari_N guards Atari detail N of ppo.md.
+"""
 
 import gc
+import inspect
 import os
 import random
 import runpy
@@ -14,8 +18,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.harness import FILES, only_run, probe, scalars, train
+from tests.harness import only_run, probe, scalars, train
 from tests.test_dqn import (  # noqa: F401  the imported tests run here on this file
+    CPU,
     FUZZ,
     SHAPES,
     SMALL,
@@ -37,7 +42,7 @@ from tests.test_dqn import (  # noqa: F401  the imported tests run here on this 
     transitions,
     watch,
 )
-from tests.test_ppo_atari import (  # noqa: F401  those of the environments, as far as they are quick
+from tests.test_ppo_atari import (  # noqa: F401  the quick ones of the environments
     BREAKOUT,
     MS_PACMAN,
     PONG,
@@ -49,12 +54,6 @@ from tests.test_ppo_atari import (  # noqa: F401  those of the environments, as 
     test_atari_5_gray_and_84_by_84,
     test_atari_7_the_last_four_frames_are_stacked,
 )
-
-
-@pytest.fixture
-def file():
-    return FILES["dqn_atari"]
-
 
 # the ring of frames
 
@@ -68,45 +67,57 @@ def test_frames_1_every_frame_is_kept_once(file, tmp_path):
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     names, rng = runpy.run_path(str(file)), np.random.default_rng(1)
-    assert (
-        sum(x.numel() * x.element_size() for x in replay_of(names, 1000, 8, (4, 84, 84)).buffers())
-        < 7100 * 1000
-    )
+    small = replay_of(names, 1000, 8, (4, 84, 84))
+    assert sum(x.numel() * x.element_size() for x in small.buffers()) < 7100 * 1000
     gc.collect()
     before = resident()
     replay = replay_of(names, 1_000_000, 8, (4, 84, 84))
     assert resident() - before < 50e6, "an empty one takes next to nothing"
-    frames, none = rng.integers(1, 256, (8, 84, 84), np.uint8), np.zeros(8, bool)
+    stacks, none = rng.integers(1, 256, (8, 4, 84, 84), np.uint8), np.zeros(8, bool)
+    step = dict(obs=stacks, is_first=none, actions=none, rewards=none, terminated=none)
     before = resident()
-    for _ in range(20_000 // 8):
-        replay.add(frames, np.ones((8, 4), bool), none, none, none, none)
+    fill(replay, [step] * (20_000 // 8))
     assert 7056 <= (resident() - before) / 20_000 < 7300
 
 
 def small_frames(rng):
-    """Frames of four pixels, some of them as black as what is shown before a game; how a game starts, how it goes on."""
-    frame = lambda: (
-        np.uint8([[rng.randrange(256) for _ in range(2)] for _ in range(2)]) * (rng.random() > 0.2)
-    )  # noqa: E731
-    return lambda: [np.zeros((2, 2), np.uint8)] * 3 + [frame()], lambda stack: [*stack[1:], frame()]
+    """Frames of four pixels, some black as before a game; how a game starts, how it goes on."""
+
+    def frame():
+        pixels = [[rng.randrange(256) for _ in range(2)] for _ in range(2)]
+        return np.uint8(pixels) * (rng.random() > 0.2)
+
+    def start():
+        return [np.zeros((2, 2), np.uint8)] * 3 + [frame()]
+
+    def follow(stack):
+        return [*stack[1:], frame()]
+
+    return start, follow
 
 
 def fill(replay, steps):
-    for obs, *step in steps:
-        replay.add(obs[:, -1], obs.any((2, 3)), *step)
+    kinds = {parameter.kind for parameter in inspect.signature(replay.add).parameters.values()}
+    for step in steps:
+        obs = step["obs"]
+        step = {"frames": obs[:, -1], "is_shown": obs.any((2, 3))} | step
+        del step["obs"]
+        if inspect.Parameter.VAR_KEYWORD in kinds:
+            replay.add(**step)
+        else:
+            replay.add(*step.values())
 
 
 def test_frames_2_stacks_are_rebuilt(file, tmp_path):
-    """Against plain lists, as test_dqn_1 does it; the oldest three steps lack a part of their stacks, and are not drawn."""
+    """Against plain lists; the oldest three steps lack frames of their stacks: never drawn."""
     names = runpy.run_path(str(file))
 
     @FUZZ
     @given(**SHAPES | {"rows": st.integers(8, 14)}, seed=st.integers(0, 2**32))
     def check(num_envs, rows, more, turns, seed):
         rng = random.Random(seed)
-        steps, happened = made_up_steps(
-            rng, num_envs, max(2, int(turns * rows)), *small_frames(rng)
-        )
+        count = max(2, int(turns * rows))
+        steps, happened = made_up_steps(rng, num_envs, count, *small_frames(rng))
         size = num_envs * rows + more % num_envs
         replay = replay_of(names, size, num_envs, (4, 2, 2))
         fill(replay, steps)
@@ -115,13 +126,15 @@ def test_frames_2_stacks_are_rebuilt(file, tmp_path):
         if not expected:
             return
         torch.manual_seed(seed)
-        for sample in [replay.sample(40 * size), *[replay.sample(1) for _ in range(5)]]:
-            for stacks, action, number, terminated in zip(
-                *(x.numpy() for x in sample), strict=True
-            ):
-                step = stacks[:4].tobytes(), action, stacks[1:].tobytes(), terminated
+        many, *single = [replay.sample(n, CPU) for n in (40 * size, 1, 1, 1, 1, 1)]
+        assert {len(x) for b in single for x in b.values()} == {1}
+        assert set(many["rewards"].tolist()) == expected
+        for b in (many, *single):
+            b = {name: x.numpy() for name, x in b.items()}
+            for i, number in enumerate(b["rewards"]):
+                before, after = b["obs"][i].tobytes(), b["next_obs"][i].tobytes()
+                step = before, b["actions"][i], after, b["terminated"][i]
                 assert number in expected and step == happened[int(number)]
-        assert len(sample[0]) == 1 and set(replay.sample(40 * size)[2].tolist()) == expected
 
     check()
 
@@ -133,7 +146,7 @@ def test_dqn_2_every_transition_is_as_likely(file, tmp_path):
     fill(replay, steps)
     torch.manual_seed(1)
     expected = [number for number in range(53 * num_envs, 79 * num_envs) if number in happened]
-    assert drawn_evenly([replay.sample(128)[2] for _ in range(500)], expected)
+    assert drawn_evenly([replay.sample(128, CPU)["rewards"] for _ in range(500)], expected)
 
 
 @pytest.mark.parametrize(
@@ -141,32 +154,16 @@ def test_dqn_2_every_transition_is_as_likely(file, tmp_path):
     [(BREAKOUT, 27_000, 750), (PONG, 60, 540), (MS_PACMAN, 60, 540)],
 )
 def test_frames_2_what_is_drawn_was_seen(file, tmp_path, monkeypatch, env_id, max_steps, steps):
-    """On the emulator, bit for bit, with lost lives, games that end, games that are cut, and a ring that has gone round."""
+    """On the emulator, bit for bit, with lost lives, both ends of games, a ring that went round."""
     happened = watch(file, monkeypatch, max_num_frames_per_episode=4 * max_steps)
-    flags = (
-        "--env-id",
-        env_id,
-        "--num-envs",
-        3,
-        "--total-timesteps",
-        steps,
-        "--buffer-size",
-        steps - 150,
-    )
-    names = train(file, tmp_path, *flags, "--start-e", 1, "--end-e", 1)  # random play
-    drawn = dict(
-        zip(
-            ("b_stacks", "b_actions", "b_rewards", "b_terminated"),
-            names["buffer"].sample(4000),
-            strict=True,
-        )
-    )
-    drawn, games = transitions(drawn), len(scalars(only_run(tmp_path))["charts/episodic_return"])
-    assert set(drawn) <= happened.keys() and len(set(drawn)) > 250
-    ends, cuts = (
-        sum(terminated for *_, terminated in set(drawn)),
-        sum(happened[step] for step in set(drawn)),
-    )
+    flags = ("--num-envs", 3, "--total-timesteps", steps, "--buffer-size", steps - 150)
+    random_play = ("--start-e", 1, "--end-e", 1)
+    names = train(file, tmp_path, "--env-id", env_id, *flags, *random_play)
+    drawn = set(transitions({"b": names["buffer"].sample(4000, CPU)}))
+    games = len(scalars(only_run(tmp_path))["charts/episodic_return"])
+    assert drawn <= happened.keys() and len(drawn) > 250
+    ends = sum(terminated for *_, terminated in drawn)
+    cuts = sum(happened[step] for step in drawn)
     assert (ends > 10 and games > 2) if env_id == BREAKOUT else (cuts > 3 and games > 5)
 
 
@@ -174,25 +171,21 @@ def test_frames_2_what_is_drawn_was_seen(file, tmp_path, monkeypatch, env_id, ma
 
 
 def test_atari_6_rewards_are_clipped_to_their_sign_for_learning_only(file, tmp_path):
-    names = train(
-        file, tmp_path, "--env-id", probe(file, "RandomEnds"), *SMALL, "--learning-starts", 1000
-    )
+    env_id = probe(file, "RandomEnds")
+    names = train(file, tmp_path, "--env-id", env_id, *SMALL, "--learning-starts", 1000)
     rewards = names["buffer"].rewards
-    assert set(rewards.tolist()) == {-1, 0, 1} and 0 < (rewards == 0).float().mean() < 0.5, (
-        "0 where they only reset"
-    )
+    assert set(rewards.tolist()) == {-1, 0, 1}
+    assert 0 < (rewards == 0).float().mean() < 0.5, "0 where they only reset"
     returns = [value for _, value in scalars(only_run(tmp_path))["charts/episodic_return"]]
-    assert len(returns) > 20 and all(value != round(value) for value in returns), (
-        "what is reported is not clipped"
-    )
+    assert len(returns) > 20
+    assert all(value != round(value) for value in returns), "what is reported is not clipped"
 
 
 def make_network(file):
     """The network of a file for six actions and, where it takes them, five atoms."""
     space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
-    envs = SimpleNamespace(
-        single_observation_space=space, single_action_space=gym.spaces.Discrete(6)
-    )
+    actions = gym.spaces.Discrete(6)
+    envs = SimpleNamespace(single_observation_space=space, single_action_space=actions)
     network = runpy.run_path(str(file))["CNN" if "sac" in file.stem else "QNetwork"]
     return network(envs, *[torch.arange(5.0)] * ("c51" in file.stem))
 
@@ -224,35 +217,14 @@ def test_atari_9_pixels_are_scaled_to_0_and_1(file, tmp_path):
 
 
 PROBE_FLAGS = (
-    "--num-envs",
-    4,
-    "--learning-starts",
-    32,
-    "--train-frequency",
-    4,
-    "--learning-rate",
-    0.001,
-    "--gamma",
-    0.5,
-)
-PROBE_FLAGS = (
-    *PROBE_FLAGS,
-    "--batch-size",
-    16,
-    "--target-network-frequency",
-    16,
-    "--buffer-size",
-    800,
-)
-PROBE_FLAGS = (
-    *PROBE_FLAGS,
-    "--end-e",
-    1,
-)  # both actions all the time: there is a value to learn for each
+    "--num-envs 4 --learning-starts 32 --train-frequency 4 --learning-rate 0.001 --gamma 0.5 "
+    "--batch-size 16 --target-network-frequency 16 --buffer-size 800 "
+    "--end-e 1"  # both actions all the time: there is a value to learn for each
+).split()
 
 
 def test_values_of_probes(file, tmp_path):
-    """The reward comes at the second step, in which the image of the first one is still to be seen."""
+    """The reward comes at the second step, whose stack still has the image of the first."""
     flags = (*PROBE_FLAGS, *few_atoms(file), "--total-timesteps", 320)
     names = train(file, tmp_path, "--env-id", probe(file, "Discounting"), *flags)
     expected = torch.tensor([[0.5, 0.5], [1, 1]])
@@ -261,9 +233,8 @@ def test_values_of_probes(file, tmp_path):
 
 def test_a_cut_is_worth_more_than_an_end(file, tmp_path):
     """C51, whose Adam is slow where gradients are small, takes too long for a test."""
-    names = train(
-        file, tmp_path, "--env-id", probe(file, "LateEnds"), *PROBE_FLAGS, "--total-timesteps", 640
-    )
+    flags = (*PROBE_FLAGS, "--total-timesteps", 640)
+    names = train(file, tmp_path, "--env-id", probe(file, "LateEnds"), *flags)
     learned = q_values(names, images_of([(-0.5,) * 4, (0.5,) * 4]))
     torch.testing.assert_close(learned, torch.tensor([[1.0, 1], [2, 2]]), atol=0.25, rtol=0)
 
@@ -272,10 +243,7 @@ def test_actions_of_probes(file, tmp_path):
     """Acting through load_policy in fresh environments, as every evaluation does."""
     flags = (*PROBE_FLAGS, *few_atoms(file), "--total-timesteps", 320)
     names = train(file, tmp_path, "--env-id", probe(file, "ActionAndObsMatter"), *flags)
-    learned, expected = (
-        q_values(names, images_of([-1, 1])),
-        torch.tensor([[1.0, -1.0], [-1.0, 1.0]]),
-    )
+    learned, expected = q_values(names, images_of([-1, 1])), torch.tensor([[1.0, -1], [-1, 1]])
     torch.testing.assert_close(learned, expected, atol=0.25, rtol=0)
     assert play(names, only_run(tmp_path), games=40) == [1] * 40
 
@@ -284,12 +252,12 @@ def test_lives_are_learned_and_whole_games_reported(file, tmp_path):
     """The value ends with the life, the return with the game."""
     flags = (*PROBE_FLAGS, *few_atoms(file), "--total-timesteps", 360)
     names = train(file, tmp_path, "--env-id", probe(file, "ThreeLives"), *flags)
-    expected = torch.tensor([[1.5, 1.5], [1, 1]])
-    torch.testing.assert_close(
-        q_values(names, images_of([0, (0, 0.5)])), expected, atol=0.25, rtol=0
+    learned, expected = (
+        q_values(names, images_of([0, (0, 0.5)])),
+        torch.tensor([[1.5, 1.5], [1, 1]]),
     )
+    torch.testing.assert_close(learned, expected, atol=0.25, rtol=0)
     logged = scalars(only_run(tmp_path))
-    assert len(logged["charts/episodic_return"]) == 4 * (360 // 4 // 9)  # eight steps and a reset
-    assert {
-        value for _, value in logged["charts/episodic_return"] + logged["charts/episodic_length"]
-    } == {8}
+    for name in ("charts/episodic_return", "charts/episodic_length"):
+        values = [value for _, value in logged[name]]
+        assert values == [8] * 4 * (360 // 4 // 9)  # eight steps and a reset
