@@ -267,10 +267,10 @@ def test_plain_pip(tmp_path):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_lines_tests_and_files_exist(page):
     text = page.read_text()
-    lines = load(ROOT / "docs" / "lines.py")
-    assert lines.renumber(text) == text, "run: python docs/lines.py"
+    lines = load(ROOT / "scripts" / "number_lines.py")
+    assert lines.renumber(text) == text, "run: python scripts/number_lines.py"
     assert len(lines.LINK.findall(text)) == text.count("[line "), (
-        "a link to a line that docs/lines.py does not see"
+        "a link to a line that scripts/number_lines.py does not see"
     )
     for target in re.findall(r"\]\((?!https?://)([^)#\s]+)", text):
         assert (page.parent / target).exists(), target

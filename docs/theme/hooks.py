@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 sys.path.append(str(ROOT))  # for the tools, from wherever mkdocs is run
 from cleanrl_utils.diff import compare, read_lines, render_rows  # noqa: E402
+from cleanrl_utils.siblings import split  # noqa: E402
 
 PARENTS = {  # what a file grew out of, where its name does not say so
     "rpo_continuous_action": "ppo_continuous_action",
@@ -269,7 +270,6 @@ def step_lines(source):
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):
             starts[first] = node.name
         elif isinstance(node, ast.If):
-            starts.setdefault(first, "main")
             loops = sorted(
                 (n for n in ast.walk(node) if isinstance(n, ast.For | ast.While)),
                 key=lambda n: n.lineno - n.end_lineno,
@@ -280,9 +280,17 @@ def step_lines(source):
                     if lines[n].startswith(indentation + "# ") and not lines[n - 1].startswith(
                         indentation
                     ):
-                        starts[n + 1] = re.split(r"[:,.\[]", lines[n].lstrip(" #"))[0].strip()
-    starts = {line: name for line, name in starts.items() if name != "main"}
-    return starts
+                        starts[n + 1] = re.split(r"[:;,.\[]", lines[n].lstrip(" #"))[0].strip()
+    shared = shared_lines(source)
+    starts |= {shared.start: "shared block", shared.stop: "main"}
+    return {line: name for line, name in starts.items() if line not in shared[1:]}
+
+
+def shared_lines(source):
+    """The line numbers of the block that is the same in all PyTorch or all JAX files."""
+    (before, block, _), _ = split(source, "the file")
+    first = before.count("\n") + 1
+    return range(first, first + block.count("\n"))
 
 
 def detail_notes(name, line):
@@ -331,7 +339,7 @@ def annotated(name):
         notes = []
         if n in starts:
             title = starts[n]
-            body = anatomy().get(title, "")
+            body = anatomy().get(title) or anatomy().get(title.split()[0], "")
             heading = (
                 f"## `{title}`"
                 if re.fullmatch(r"\w+", title) and not lines[n - 1].lstrip().startswith("#")
@@ -349,15 +357,16 @@ def annotated(name):
 
 def weave(html, name):
     """The rendered notes and the code beside them."""
-    lines = colored((ROOT / "cleanrl" / f"{name}.py").read_text(), PythonLexer(stripnl=False))
+    source = (ROOT / "cleanrl" / f"{name}.py").read_text()
+    lines, shared = colored(source, PythonLexer(stripnl=False)), shared_lines(source)
     head, *rest = re.split(r"<!-- note (\d+) -->", html)
     starts = [int(n) for n in rest[::2]]
     parts = []
     for n, end, note in zip(starts, [*starts[1:], len(lines) + 1], rest[1::2], strict=True):
-        parts.append(
-            f'<section><div class="note">{note}</div>'
-            f"{code_html(lines[n - 1 : end - 1], n)}</section>"
-        )
+        code = code_html(lines[n - 1 : end - 1], n)
+        if n == shared.start:  # whoever knows one file can skip it in all
+            code = f"<details><summary>Show these {len(shared)} lines</summary>{code}</details>"
+        parts.append(f'<section><div class="note">{note}</div>{code}</section>')
     return f'{head}<div class="annotated">{"".join(parts)}</div>', len(lines)
 
 

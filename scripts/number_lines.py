@@ -1,6 +1,7 @@
-"""Keep the line numbers in the docs true: python docs/lines.py after an edit of an algorithm file.
+"""Keep the line numbers in the docs true: python scripts/number_lines.py
 
-A link such as [line 42](../../cleanrl/ppo.py#L42 "core 5") is set to the first line of that file which is marked [core 5].
+A link such as [line 42](../../cleanrl/ppo.py#L42 "core 5") is set to the first line of that file
+which is marked [core 5]. Run it after an edit of an algorithm file.
 """
 
 import re
@@ -8,16 +9,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LINK = re.compile(
-    r'\[line \d+\]\((?P<path>\S+/(?P<name>\w+\.py))#L\d+ "(?P<family>[a-z][a-z0-9]*) (?P<number>\d+)"\)'
+    r"\[line \d+\]\((?P<path>\S+/(?P<name>\w+\.py))#L\d+ "
+    r'"(?P<family>[a-z][a-z0-9]*) (?P<number>\d+)"\)'
 )
 
 
 def line_of(name, family, number):
-    """The first line marked with the detail, alone as in [core 5] or together with others as in [core 3, 11]."""
+    """The first line marked with the detail, alone, [core 5], or among others, [core 3, 11]."""
     lines = (ROOT / "cleanrl" / name).read_text().splitlines()
-    for i in range(
-        lines.index("class Args:"), len(lines)
-    ):  # the docstring before it only mentions such marks
+    start = lines.index("class Args:")  # the docstring before it only mentions such marks
+    for i in range(start, len(lines)):
         for numbers in re.findall(rf"\[{family} ([\d, ]+)\]", lines[i]):
             if number in numbers.split(", "):
                 return i + 1
