@@ -154,10 +154,10 @@ class Agent(nn.Module):
 
     def policy(self, obs):
         """Mean of the Gaussian policy."""
-        return self.actor(obs.flatten(1)).view(-1, *self.log_std.shape)
+        return self.actor(obs.reshape(len(obs), -1)).view(-1, *self.log_std.shape)
 
     def value(self, obs):
-        return self.critic(obs.flatten(1)).squeeze(-1)
+        return self.critic(obs.reshape(len(obs), -1)).squeeze(-1)
 
 
 def sample(mean, log_std):
@@ -434,10 +434,9 @@ if __name__ == "__main__":
     with explain(f"train on {args.env_id}"):
         envs = make_envs(args, args.num_envs, "rgb_array" if args.capture_video else None)
         obs_space, action_space = envs.single_observation_space, envs.single_action_space
-        is_box = isinstance(obs_space, gym.spaces.Box)
-        require(is_box, "ppo_continuous_action.py needs Box observations")
+        require(isinstance(obs_space, gym.spaces.Box), "Box observations are needed")
         is_continuous = isinstance(action_space, gym.spaces.Box) and action_space.dtype.kind == "f"
-        require(is_continuous, "ppo_continuous_action.py needs continuous actions")
+        require(is_continuous, "continuous actions are needed")
         require_envs(args, envs)
         require_memory(4 * args.num_envs * args.num_steps * math.prod(obs_space.shape))
         if args.capture_video:  # MuJoCo renders with OpenGL, which a server may not have
@@ -589,5 +588,6 @@ if __name__ == "__main__":
                 log_videos(run_folder, logged_videos, global_step)
             save_checkpoint(run_folder, args, modules, global_step)
 
+    progress.close()
     envs.close()
     writer.close()

@@ -320,9 +320,9 @@ def test_core_10_the_gradient_is_that_of_the_textbook_loss(file, tmp_path):
 @pytest.mark.parametrize(
     ("env_id", "words"),
     [
-        ("CartPole-v1", "py needs continuous actions"),
-        ("Probe/MultiDiscreteActions-v0", "needs continuous actions"),
-        ("Probe/IntegerActions-v0", "needs continuous actions"),
+        ("CartPole-v1", "continuous actions are needed"),
+        ("Probe/MultiDiscreteActions-v0", "continuous actions are needed"),
+        ("Probe/IntegerActions-v0", "continuous actions are needed"),
         ("NoSuchEnv-v0", "NoSuchEnv"),
     ],
 )
