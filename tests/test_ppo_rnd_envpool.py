@@ -1,4 +1,7 @@
-"""cleanrl/ppo_rnd_envpool.py. test_rnd_N guards detail N of docs/rl-algorithms/ppo-rnd.md; tests/mutations: each one bites."""
+"""cleanrl/ppo_rnd_envpool.py. test_rnd_N guards detail N of docs/rl-algorithms/ppo-rnd.md.
+
+tests/mutations shows that each test bites.
+"""
 
 import copy
 import runpy
@@ -9,7 +12,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tests.harness import FILES, only_run, probe, read_checkpoint, same, scalars, train
+from tests.harness import only_run, probe, read_checkpoint, same, scalars, train
 from tests.probes import PoolOfProbes, RandomEnds
 from tests.test_ppo_atari import PROBE_FLAGS, images_of
 from tests.test_ppo_atari_envpool import NumberedPool
@@ -21,13 +24,8 @@ ENVS = type("Envs", (), {"single_observation_space": gym.spaces.Box(0, 255, (4, 
 ENVS.single_action_space = gym.spaces.Discrete(6)
 
 
-@pytest.fixture
-def file():
-    return FILES["ppo_rnd_envpool"]
-
-
 def by_hand(layers, x, activations):
-    """The layers of a network one by one; convolutions have strides 4, 2 and 1, and what follows them is flat."""
+    """The layers of a network one by one; convolutions have strides 4, 2 and 1."""
     strides = iter((4, 2, 1))
     for layer, activation in zip(
         [layer for layer in layers if hasattr(layer, "weight")], activations, strict=True
@@ -102,18 +100,8 @@ def test_rnd_2_two_values(file, tmp_path):
         "critic_int": 0.01,
     }
     assert len(layers) == 10 and gains.keys() <= layers.keys()
-    assert [len(layer.weight) for layer in layers.values()] == [
-        32,
-        64,
-        64,
-        256,
-        448,
-        448,
-        6,
-        448,
-        1,
-        1,
-    ]
+    widths = [len(layer.weight) for layer in layers.values()]
+    assert widths == [32, 64, 64, 256, 448, 448, 6, 448, 1, 1]
     for name, layer in layers.items():
         weight, gain = layer.weight.flatten(1), gains.get(name, 2**0.5)
         weight = weight if len(weight) <= weight.shape[1] else weight.T
@@ -134,7 +122,7 @@ def test_rnd_2_two_values(file, tmp_path):
 
 
 def test_rnd_3_the_bonus_is_the_error_of_the_prediction(file, tmp_path):
-    """Half its square, on the frame that a step led to, of the predictor and with the moments before they learned of it."""
+    """Half its square, on the next frame, before predictor and moments have learned of it."""
     before, looks = None, 0
 
     def look(names):
@@ -160,17 +148,8 @@ def test_rnd_3_the_bonus_is_the_error_of_the_prediction(file, tmp_path):
             assert not same(before.predictor.state_dict(), rnd.predictor.state_dict())
             assert not any(p.requires_grad for p in rnd.target.parameters())
 
-    train_on_ends(
-        file,
-        tmp_path,
-        "--num-minibatches",
-        1,
-        "--total-timesteps",
-        64,
-        "--learning-rate",
-        0.001,
-        on_update=look,
-    )
+    flags = "--num-minibatches 1 --total-timesteps 64 --learning-rate 0.001".split()
+    train_on_ends(file, tmp_path, *flags, on_update=look)
     assert looks == 2
 
 
@@ -194,7 +173,7 @@ def test_rnd_4_frames_are_normalized_and_clipped(file, tmp_path):
 
 
 class SeenPool(PoolOfProbes):
-    """RandomEnds as EnvPool has it, which remembers its frames, and which of them steps led to that only reset."""
+    """RandomEnds in EnvPool; remembers its frames, except those of steps that only reset."""
 
     made = None
 
@@ -214,7 +193,7 @@ class SeenPool(PoolOfProbes):
 
 
 def test_rnd_5_random_play_gives_the_first_moments(file, tmp_path, monkeypatch):
-    """Those of all frames that steps led to, and training adds its own; no step of it is counted or learned from."""
+    """Of all frames that steps led to; training adds its own. None of these steps is counted."""
     monkeypatch.setattr(SeenPool, "made", [])
     monkeypatch.setattr(envpool, "make_gymnasium", lambda **settings: SeenPool(**settings))
     moments = []
@@ -237,7 +216,7 @@ def test_rnd_5_random_play_gives_the_first_moments(file, tmp_path, monkeypatch):
 
 
 def test_rnd_6_bonuses_are_scaled_by_the_spread_of_their_sums(file, tmp_path):
-    """Sums that go along time, by environment, across ends of episodes and rollouts; steps that only reset add nothing."""
+    """Sums along time, by environment, across episodes and rollouts, without reset steps."""
     sums, history, resets = [0.0] * 4, [], 0
 
     def look(names):
@@ -259,11 +238,11 @@ def test_rnd_6_bonuses_are_scaled_by_the_spread_of_their_sums(file, tmp_path):
 
 
 def test_rnd_7_intrinsic_advantages_cross_the_ends_of_episodes(file, tmp_path):
-    """Against a slow reference that leaves out the rows that only reset, and knows of no episodes in what is left."""
+    """Against a slow reference without reset rows, which knows of no episodes in the rest."""
     ends = set()
 
     def look(names):
-        values, is_last = names["old_int_values"], names["is_last"]
+        values, is_last = names["int_values"], names["is_last"]
         for e in range(4):
             rows = [t for t in range(8) if not is_last[t, e]]
             following = [float(values[t, e]) for t in rows[1:]] + [float(values[8, e])]
@@ -287,22 +266,11 @@ def test_rnd_7_intrinsic_advantages_cross_the_ends_of_episodes(file, tmp_path):
 
 
 def test_rnd_8_advantages_of_both_kinds_are_added(file, tmp_path):
-    """And the extrinsic ones are those of episodes: against a slow reference that walks each by itself."""
-    flags = (
-        "--num-steps",
-        16,
-        "--int-coef",
-        0.5,
-        "--ext-coef",
-        3,
-        "--gamma",
-        0.9,
-        "--gae-lambda",
-        0.7,
-    )
+    """The extrinsic ones against a slow reference that walks each episode by itself."""
+    flags = "--num-steps 16 --int-coef 0.5 --ext-coef 3 --gamma 0.9 --gae-lambda 0.7".split()
     names = train_on_ends(file, tmp_path, *flags, "--total-timesteps", 64)
     values, rewards, terminated, is_last = (
-        names[name] for name in ("old_values", "rewards", "terminated", "is_last")
+        names[name] for name in ("values", "rewards", "terminated", "is_last")
     )
     assert (
         terminated.any()
@@ -335,7 +303,7 @@ def flat_grad(module):
 
 
 def test_rnd_9_only_the_extrinsic_value_is_clipped(file, tmp_path):
-    """The gradient is that of the textbook loss over the real rows, picked out here and left to autograd."""
+    """The gradient is that of the textbook loss over the real rows, by autograd."""
     left_out, clipped = 0, 0
 
     def look(names):
@@ -344,7 +312,7 @@ def test_rnd_9_only_the_extrinsic_value_is_clipped(file, tmp_path):
         left_out += len(names["mb"]) - len(mb)
         log_probs, value, int_value = agent_by_hand(agent, names["b_obs"][mb])
         policy = torch.distributions.Categorical(logits=log_probs)
-        ratio = torch.exp(policy.log_prob(names["b_actions"][mb]) - names["b_logprobs"][mb])
+        ratio = torch.exp(policy.log_prob(names["b_actions"][mb]) - names["b_log_probs"][mb])
         advantages = names["b_advantages"][mb]
         advantages = (advantages - advantages.mean()) / advantages.std(correction=0)
         gain = torch.minimum(ratio * advantages, torch.clip(ratio, 0.99, 1.01) * advantages)
@@ -353,7 +321,7 @@ def test_rnd_9_only_the_extrinsic_value_is_clipped(file, tmp_path):
             (value - names["b_returns"][mb]) ** 2, (near - names["b_returns"][mb]) ** 2
         )
         int_error = (int_value - names["b_int_returns"][mb]) ** 2
-        old_int_values = names["int_values"][:-1].flatten()[mb]
+        old_int_values = names["old_int_values"][:-1].flatten()[mb]
         clipped += ((int_value - old_int_values).abs() > 0.01).sum().item()
         loss = (
             -gain.mean()
@@ -365,16 +333,8 @@ def test_rnd_9_only_the_extrinsic_value_is_clipped(file, tmp_path):
         )
 
     flags = (
-        "--vf-coef",
-        0.7,
-        "--ent-coef",
-        0.3,
-        "--max-grad-norm",
-        1e9,
-        "--clip-coef",
-        0.01,
-        "--learning-rate",
-        0.002,
+        *"--vf-coef 0.7 --ent-coef 0.3 --max-grad-norm 1e9".split(),
+        *"--clip-coef 0.01 --learning-rate 0.002".split(),
     )
     train_on_ends(file, tmp_path, *flags, "--total-timesteps", 64, on_update=look)
     assert left_out > 5 and clipped > 5, (
@@ -383,7 +343,7 @@ def test_rnd_9_only_the_extrinsic_value_is_clipped(file, tmp_path):
 
 
 def test_rnd_10_the_predictor_learns_from_a_quarter_of_the_rows(file, tmp_path):
-    """Of the frames that steps led to, and other ones in each epoch; with the rest its loss counts as it is."""
+    """Of the next frames, and other ones in each epoch; its loss is not weighted otherwise."""
     learned, left_out = [], 0
 
     def look(names):
@@ -405,7 +365,7 @@ def test_rnd_10_the_predictor_learns_from_a_quarter_of_the_rows(file, tmp_path):
     assert len(names["mb"]) == 16 and len(set(learned)) == 8 and left_out > 2
     logged = scalars(only_run(tmp_path))["losses/fwd_loss"]
     assert [step for step, _ in logged] == [32, 64] and logged[-1][1] == pytest.approx(
-        names["fwd_loss"].item()
+        names["losses"]["fwd_loss"].item()
     )
 
 
@@ -459,16 +419,8 @@ def test_the_bonus_falls_for_what_was_seen_often_and_stays_for_what_is_new(
             )
 
     flags = (
-        "--num-envs",
-        2,
-        "--num-steps",
-        4,
-        "--num-minibatches",
-        1,
-        "--learning-rate",
-        0.001,
-        "--update-proportion",
-        0.5,
+        *"--num-envs 2 --num-steps 4 --num-minibatches 1".split(),
+        *"--learning-rate 0.001 --update-proportion 0.5".split(),
     )
     train(file, tmp_path, *SMALL, *flags, "--total-timesteps", 320, on_update=look)
     (seen, new), (seen_at_last, new_at_last) = (x.view(2, 4).mean(1) for x in bonuses)
@@ -560,7 +512,7 @@ def test_everything_that_has_a_past_is_in_the_checkpoint(file, tmp_path):
 
 
 def test_pools_are_not_mixed_up(file, tmp_path, monkeypatch):
-    """Every row holds what its own environment showed, what was answered there, and what came of it."""
+    """Every row holds its own environment's observation, action and reward."""
     made, looked = [], []
 
     def make_numbered(num_envs, **settings):
@@ -581,9 +533,11 @@ def test_pools_are_not_mixed_up(file, tmp_path, monkeypatch):
         with torch.no_grad():
             log_probs, values, int_values = names["agent"](names["obs"].flatten(0, 1))
         taken = log_probs.view(9, 4, 2)[:-1].gather(2, names["actions"][..., None]).squeeze(2)
-        torch.testing.assert_close(names["values"], values.view(9, 4), atol=1e-5, rtol=0)
-        torch.testing.assert_close(names["int_values"], int_values.view(9, 4), atol=1e-5, rtol=0)
-        torch.testing.assert_close(names["logprobs"], taken, atol=1e-5, rtol=0)
+        torch.testing.assert_close(names["old_values"], values.view(9, 4), atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            names["old_int_values"], int_values.view(9, 4), atol=1e-5, rtol=0
+        )
+        torch.testing.assert_close(names["old_log_probs"], taken, atol=1e-5, rtol=0)
         assert min(x.view(9, 4).std(1).min() for x in (values, int_values)) > 1e-4, (
             "the values must differ"
         )
@@ -597,17 +551,9 @@ def test_pools_are_not_mixed_up(file, tmp_path, monkeypatch):
 
 
 def test_values_of_a_probe(file, tmp_path):
-    """Those of the rewards, whatever the bonus is worth: 1 where the episode terminates, 2 where it is cut."""
-    names = train(
-        file,
-        tmp_path,
-        "--env-id",
-        probe(file, "TwoEnds"),
-        *PROBE_FLAGS,
-        *WARM_UP,
-        "--total-timesteps",
-        320,
-    )
+    """Of the rewards, whatever the bonus: 1 before a termination, 2 before a truncation."""
+    flags = (*PROBE_FLAGS, *WARM_UP, "--total-timesteps", 320)
+    names = train(file, tmp_path, "--env-id", probe(file, "TwoEnds"), *flags)
     with torch.no_grad():
         learned = names["agent"](images_of([[-1] * 4, [1] * 4]))[1].tolist()
     assert learned == pytest.approx([1, 2], abs=0.25)
@@ -617,16 +563,8 @@ def test_values_of_a_probe(file, tmp_path):
 def test_actions_of_a_probe(file, tmp_path):
     """Acting through load_policy in fresh environments, as every evaluation does."""
     flags = (
-        *PROBE_FLAGS,
-        *WARM_UP,
-        "--learning-rate",
-        0.002,
-        "--int-coef",
-        0,
-        "--ent-coef",
-        0.01,
-        "--total-timesteps",
-        384,
+        *(*PROBE_FLAGS, *WARM_UP),
+        *"--learning-rate 0.002 --int-coef 0 --ent-coef 0.01 --total-timesteps 384".split(),
     )
     names = train(file, tmp_path, "--env-id", probe(file, "ActionAndObsMatter"), *flags)
     envs = names["make_envs"](names["args"], 8)
@@ -646,36 +584,18 @@ def test_actions_of_a_probe(file, tmp_path):
 
 def returns_in_the_corridor(file, folder, *flags):
     batch = (
-        "--num-envs",
-        8,
-        "--num-steps",
-        32,
-        "--num-minibatches",
-        4,
-        "--update-epochs",
-        2,
-        "--num-pools",
-        1,
+        *"--num-envs 8 --num-steps 32 --num-minibatches 4 --update-epochs 2 --num-pools 1".split(),
+        *"--learning-rate 0.0005 --no-anneal-lr --num-iterations-obs-norm-init 4".split(),
+        *"--total-timesteps 10240".split(),
     )
-    rates = ("--learning-rate", 0.0005, "--no-anneal-lr", "--num-iterations-obs-norm-init", 4)
-    train(
-        file,
-        folder,
-        "--env-id",
-        probe(file, "Corridor"),
-        *batch,
-        *rates,
-        "--total-timesteps",
-        10_240,
-        *flags,
-    )
+    train(file, folder, "--env-id", probe(file, "Corridor"), *batch, *flags)
     return [value for _, value in scalars(only_run(folder))["charts/episodic_return"]]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_who_is_curious_comes_to_the_end_of_the_corridor(file, tmp_path):
-    """And who is not has never seen it, since there is nothing on the way that tells where to go."""
+    """Without the bonus nothing on the way tells where to go, and the end is never reached."""
     curious = returns_in_the_corridor(file, tmp_path / "curious")
     plain = returns_in_the_corridor(file, tmp_path / "plain", "--int-coef", 0)
     assert np.mean(curious[-40:]) > 0.5 and len(plain) > 100 and max(plain) == 0
