@@ -1,8 +1,5 @@
-"""cleanrl/c51_atari.py: what dqn_atari.py does around the network, and what c51.py does with it, tested as there."""
+"""cleanrl/c51_atari.py: the tests of dqn_atari.py around the network, and those of c51.py."""
 
-import pytest
-
-from tests.harness import FILES
 from tests.test_c51 import (  # noqa: F401  the imported tests run here on this file
     test_c51_1_a_distribution_over_the_atoms_for_each_action,
     test_c51_2_by_hand,
@@ -19,8 +16,3 @@ from tests.test_dqn_atari import (  # noqa: F401
     test_frames_2_stacks_are_rebuilt,
     test_values_of_probes,
 )
-
-
-@pytest.fixture
-def file():
-    return FILES["c51_atari"]
