@@ -1,386 +1,649 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#     "dm-control>=1.0.30; python_version < '3.13'", "gymnasium[mujoco]>=1.2.1,<2", "moviepy>=2", "mujoco>=3.3,<4", "numpy>=2",
-#     "shimmy[dm-control]>=2.0.1; python_version < '3.13'", "tensorboard>=2.20", "torch>=2.9", "tqdm>=4.67", "tyro>=1.0",
-#     "wandb>=0.22",
+#     "dm-control>=1.0.30; python_version < '3.13'", "filelock>=3.20",
+#     "gymnasium[mujoco]>=1.2.1,<2", "moviepy>=2", "mujoco>=3.3,<4", "numpy>=2", "psutil>=7",
+#     "pydantic>=2.11", "shimmy[dm-control]>=2.0.1; python_version < '3.13'", "tensorboard>=2.20",
+#     "torch>=2.9", "tqdm>=4.67", "tyro>=1.0", "wandb>=0.22",
 # ]
 # ///
-"""Soft Actor-Critic for flat observations (dictionaries too, which it flattens) and continuous actions.
+"""Soft Actor-Critic (SAC) for vector observations and continuous actions.
 
-    uv run cleanrl/sac_continuous_action.py                                # Hopper-v4, 1M steps
+    uv run cleanrl/sac_continuous_action.py                         # Hopper-v4, 1M steps
     uv run cleanrl/sac_continuous_action.py --env-id dm_control/cartpole-balance-v0 --seed 2
-    uv run cleanrl/sac_continuous_action.py --resume runs/<run>            # go on after an interruption
+    uv run cleanrl/sac_continuous_action.py --resume runs/<run>     # continue an interrupted run
     tensorboard --logdir runs
 
-Numbers in brackets, such as [sac 3], are the implementation details explained in docs/rl-algorithms/{sac,td3,ddpg}.md.
+Tags such as [sac 3] refer to the implementation details in docs/rl-algorithms/{sac,td3,ddpg}.md.
 """
 
+import atexit
 import copy
+import hashlib
+import itertools
 import json
 import math
 import os
 import platform
+import random
+import re
+import shutil
+import signal
 import subprocess
+import sys
+import threading
 import time
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import distributions
 from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
+import psutil
 import torch
 import torch.nn as nn
 import tyro
+from filelock import FileLock, Timeout
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 
 @dataclass
 class Args:
-    exp_name: str = Path(__file__).stem  # name of this experiment
-    seed: int = 1  # seed of the weights, the environments and every sampled number
-    torch_deterministic: bool = True  # ask PyTorch for deterministic algorithms
-    cuda: bool = True  # use the GPU if there is one
-    track: bool = False  # also log to Weights & Biases
-    wandb_project_name: str = "cleanRL"  # project to log to
-    wandb_entity: str | None = None  # team to log to
-    capture_video: bool = False  # record videos of the first environment into the run's folder
-    resume: str | None = None  # folder of an interrupted run to go on with, its flags as they were
-    checkpoint_interval: int = 50_000  # environment steps between two checkpoints
-    checkpoint_buffer: bool = False  # keep the replay buffer, of 0.1 GB or more, too; without it, learning waits for a new one
+    exp_name: str = Path(__file__).stem  # name of the experiment
+    seed: int = 1  # seed of the weights, the environments and all sampling
+    torch_deterministic: bool = True  # use deterministic PyTorch algorithms
+    cuda: bool = True  # use a GPU if there is one
+    track: bool = False  # log to Weights & Biases as well
+    wandb_project_name: str = "cleanRL"  # W&B project
+    wandb_entity: str | None = None  # W&B team
+    capture_video: bool = False  # record the first environment to runs/<run>/videos
+    resume: str | None = None  # folder of an interrupted run to continue with its own flags
+    checkpoint_interval: int = 50_000  # environment steps between checkpoints
+    checkpoint_buffer: bool = False  # save the replay buffer too; else a resumed run refills it
 
-    env_id: str = "Hopper-v4"  # Gymnasium id of the environment
+    env_id: str = "Hopper-v4"  # Gymnasium environment id
     total_timesteps: int = 1_000_000  # environment steps of the whole run
     policy_lr: float = 3e-4  # learning rate of the actor
     q_lr: float = 1e-3  # learning rate of the Q-networks and of the temperature
-    num_envs: int = 1  # environments stepped side by side
-    compile: bool = True  # on a GPU, record acting and learning once and replay them: the same sums, started faster
-    buffer_size: int = 1_000_000  # transitions that the replay buffer holds
+    num_envs: int = 1  # parallel environments
+    compile: bool = True  # on a GPU, record acting and learning as CUDA graphs
+    buffer_size: int = 1_000_000  # capacity of the replay buffer in environment steps
     gamma: float = 0.99  # discount factor
-    tau: float = 0.005  # how far the target networks move to the networks when they are updated
-    target_network_frequency: int = 1  # updates between two of the target networks
+    tau: float = 0.005  # target network update rate
+    target_network_frequency: int = 1  # updates between target network updates
     batch_size: int = 256  # transitions per update
     utd: int = 1  # updates per environment step
-    learning_starts: int = 5_000  # environment steps, with random actions, before the first update
-    policy_frequency: int = 2  # updates of the Q-networks before the actor makes as many
-    alpha: float = 0.2  # temperature, the weight of the entropy, where it is not tuned
-    autotune: bool = True  # tune the temperature until the policy has the target entropy
+    learning_starts: int = 5_000  # environment steps with random actions before the first update
+    policy_frequency: int = 2  # Q-network updates before the actor makes as many
+    alpha: float = 0.2  # temperature, the coefficient of the entropy, without autotune
+    autotune: bool = True  # tune the temperature towards the target entropy
+
+    def check(self):
+        """Refuse what cannot work before anything is written."""
+        require_positive(self, "num_envs", "batch_size", "utd", "policy_frequency", "policy_lr")
+        require_positive(self, "learning_starts", "checkpoint_interval", "q_lr", "alpha")
+        require_positive(self, "target_network_frequency")
+        require_fraction(self, "gamma", "tau")
+        require(self.buffer_size >= self.num_envs, "buffer_size is less than num_envs")
+        require(self.total_timesteps >= self.num_envs, "total_timesteps is less than num_envs")
 
 
 def make_envs(args, num_envs, render_mode=None):
-    env_id = f"shimmy:{args.env_id}" if args.env_id.startswith("dm_control/") else args.env_id  # imports shimmy first
-    envs = gym.make_vec(env_id, num_envs, "sync", render_mode=render_mode, wrappers=[gym.wrappers.FlattenObservation])
-    return gym.wrappers.vector.RecordEpisodeStatistics(envs)
+    env_id = re.sub("^dm_control/", "shimmy:dm_control/", args.env_id)  # shimmy registers them
+    wrappers = [gym.wrappers.FlattenObservation, gym.wrappers.RecordEpisodeStatistics]
+    return gym.make_vec(env_id, num_envs, "sync", wrappers=wrappers, render_mode=render_mode)
 
 
 def rescale(actions, space):
-    """From -1 to 1, where the networks and the replay buffer have them, to each action's own bounds [ddpg 1]."""
+    """From -1 to 1, as the networks and the replay buffer have them, to their bounds [ddpg 1]."""
     actions = actions.reshape(-1, *space.shape)
-    return (space.low + (space.high - space.low) * (actions + 1) / 2).clip(space.low, space.high)
+    scaled = space.low + (space.high - space.low) * (actions + 1) / 2
+    return scaled.clip(space.low, space.high)  # rounding may exceed them
 
 
 class Actor(nn.Module):
     def __init__(self, envs):
         super().__init__()
-        self.hidden1 = nn.Linear(math.prod(envs.single_observation_space.shape), 256)
+        obs_dim = math.prod(envs.single_observation_space.shape)
+        self.hidden1 = nn.Linear(obs_dim, 256)
         self.hidden2 = nn.Linear(256, 256)
-        self.mean = nn.Linear(256, math.prod(envs.single_action_space.shape))
-        self.log_std = nn.Linear(256, math.prod(envs.single_action_space.shape))
+        action_dim = math.prod(envs.single_action_space.shape)
+        self.mean = nn.Linear(256, action_dim)
+        self.log_std = nn.Linear(256, action_dim)
 
     def forward(self, obs):
-        hidden = self.hidden2(self.hidden1(obs).relu()).relu()
-        return self.mean(hidden), -5 + 3.5 * (1 + self.log_std(hidden).tanh())  # between -5 and 2 [sac 2]
+        hidden = self.hidden1(obs).relu()
+        hidden = self.hidden2(hidden).relu()
+        log_std = -5 + 3.5 * (1 + self.log_std(hidden).tanh())  # between -5 and 2 [sac 2]
+        return self.mean(hidden), log_std
 
 
 def sample(mean, log_std):
-    """Actions from a Gaussian, squashed to between -1 and 1 [sac 1], and the logarithms of their probability densities."""
+    """Actions from a Gaussian squashed by tanh [sac 1], and the logarithms of their densities."""
     noise = torch.randn_like(mean)
     unsquashed = mean + log_std.exp() * noise
-    log_slopes = 2 * (math.log(2) - unsquashed - nn.functional.softplus(-2 * unsquashed))  # of tanh, without its overflows
+    # the slope of tanh is 1 - tanh^2; this form of its logarithm does not underflow
+    log_slopes = 2 * (math.log(2) - unsquashed - nn.functional.softplus(-2 * unsquashed))
     log_probs = -(noise.square() + math.log(2 * math.pi)) / 2 - log_std - log_slopes
-    return unsquashed.tanh(), log_probs.sum(1, keepdim=True)
+    return unsquashed.tanh(), log_probs.sum(1)
 
 
 class QNetworks(nn.Module):
-    """Two Q-networks [td3 1] that are computed as one: each layer multiplies with a stack of two matrices."""
+    """Two Q-networks [td3 1] that are computed as one, with a stack of two matrices per layer."""
 
     def __init__(self, envs):
         super().__init__()
-        shapes = envs.single_observation_space.shape, envs.single_action_space.shape
+        obs_dim = math.prod(envs.single_observation_space.shape)
+        action_dim = math.prod(envs.single_action_space.shape)
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
-        for in_dim, out_dim in ((sum(map(math.prod, shapes)), 256), (256, 256), (256, 1)):
-            self.weights.append(torch.empty(2, in_dim, out_dim).uniform_(-(in_dim**-0.5), in_dim**-0.5))  # as in nn.Linear
-            self.biases.append(torch.empty(2, 1, out_dim).uniform_(-(in_dim**-0.5), in_dim**-0.5))
+        for in_dim, out_dim in ((obs_dim + action_dim, 256), (256, 256), (256, 1)):
+            bound = in_dim**-0.5  # as in nn.Linear
+            self.weights.append(torch.empty(2, in_dim, out_dim).uniform_(-bound, bound))
+            self.biases.append(torch.empty(2, 1, out_dim).uniform_(-bound, bound))
 
     def forward(self, obs, actions):
-        hidden1 = torch.baddbmm(self.biases[0], torch.cat([obs, actions], 1).expand(2, -1, -1), self.weights[0]).relu()
-        hidden2 = torch.baddbmm(self.biases[1], hidden1, self.weights[1]).relu()
-        return (hidden2 * self.weights[2].mT).sum(2, keepdim=True) + self.biases[2]  # a CPU is slow at matrices of one column
+        inputs = torch.cat([obs, actions], 1).expand(2, -1, -1)
+        hidden = torch.baddbmm(self.biases[0], inputs, self.weights[0]).relu()
+        hidden = torch.baddbmm(self.biases[1], hidden, self.weights[1]).relu()
+        q_values = (hidden * self.weights[2].mT).sum(2, keepdim=True) + self.biases[2]
+        return q_values.squeeze(2)
 
 
 class ReplayBuffer(nn.Module):
-    """A ring with the last transitions [ddpg 2], where the networks are; as a module it fits into a checkpoint."""
+    """The last transitions in a ring [ddpg 2]; as a module it fits in a checkpoint."""
 
-    def __init__(self, size, envs, device):
+    def __init__(self, size, envs):
         super().__init__()
-        obs_dim, action_dim = map(math.prod, (envs.single_observation_space.shape, envs.single_action_space.shape))
-        self.columns = obs_dim, action_dim, 1, obs_dim, 1  # observation, action, reward, next observation, terminated
-        self.register_buffer("rows", torch.zeros(size, sum(self.columns), device=device))
-        self.register_buffer("added", torch.zeros(1, dtype=torch.int64))
-        self.count = self.added.numpy()  # the same memory
+        self.size = size
+        obs_dim = math.prod(envs.single_observation_space.shape)
+        action_dim = math.prod(envs.single_action_space.shape)
+        self.register_buffer("obs", torch.zeros(self.size, obs_dim))
+        self.register_buffer("actions", torch.zeros(self.size, action_dim))
+        self.register_buffer("rewards", torch.zeros(self.size))
+        self.register_buffer("next_obs", torch.zeros(self.size, obs_dim))
+        self.register_buffer("terminated", torch.zeros(self.size, dtype=torch.bool))
+        self.register_buffer("added", torch.zeros(1, dtype=torch.int64))  # also overwritten ones
+        self.columns = {name: x.numpy() for name, x in self.named_buffers()}  # shares the memory
 
-    def add(self, *columns):
-        rows = np.column_stack(columns).astype(np.float32)
-        places = (self.count[0] + np.arange(len(rows))) % len(self.rows)
-        self.rows[torch.from_numpy(places)] = torch.from_numpy(rows).to(self.rows.device)
-        self.count[0] += len(rows)
+    def add(self, **transitions):
+        rows = self.num_added + np.arange(len(transitions["rewards"]))
+        for name, values in transitions.items():
+            self.columns[name][rows % self.size] = values
+        self.columns["added"] += len(rows)
 
-    def sample(self, batch):
-        """Fill the batch with transitions, drawn evenly."""
-        drawn = torch.randint(min(self.count[0], len(self.rows)), (len(batch),)).to(batch.device)
-        torch.index_select(self.rows, 0, drawn, out=batch)
+    @property
+    def num_added(self):
+        return int(self.columns["added"][0])
+
+    def sample(self, batch_size, device):
+        """Uniformly drawn transitions."""
+        rows = torch.randint(min(self.num_added, self.size), (batch_size,)).numpy()
+        names = ("obs", "actions", "rewards", "next_obs", "terminated")
+        batch = {name: self.columns[name][rows] for name in names}
+        return {name: torch.from_numpy(x).to(device) for name, x in batch.items()}
+
+
+class CUDAGraph:
+    """Calls a function of tensors; from the second call on, its CUDA kernels are replayed.
+
+    Launching them one by one takes longer than they run: replayed, DDPG, TD3 and SAC make 5.7
+    to 9.6 times as many steps per second on an H200. The sums are the same bit for bit.
+    """
+
+    def __init__(self, function):
+        self.function = function
+        self.graph = torch.cuda.CUDAGraph()
+        self.inputs = None
+        self.results = None
+
+    def __call__(self, **inputs):
+        if self.inputs is None:  # the first call warms up
+            self.inputs = {name: x.clone() for name, x in inputs.items()}
+            return self.function(**inputs)
+        for name, x in inputs.items():
+            self.inputs[name].copy_(x)
+        if self.results is None:
+            with torch.cuda.graph(self.graph, stream=torch.cuda.current_stream()):
+                self.results = self.function(**self.inputs)
+        self.graph.replay()
+        return self.results  # the next call overwrites them
+
+
+def count_due(every, global_step, num_envs):
+    """How many multiples of every the last step of all environments has reached."""
+    return global_step // every - (global_step - num_envs) // every
 
 
 def load_policy(checkpoint, envs):
-    """The trained policy: a function from observations, and which of them end an episode, to actions."""
-    actor, action_space = Actor(envs), envs.single_action_space
+    """The trained policy for evaluation: a function from observations to actions."""
+    actor = Actor(envs).eval()
     actor.load_state_dict(checkpoint["actor"])
-    return torch.no_grad()(lambda obs, is_last: rescale(actor(torch.from_numpy(obs).float())[0].tanh().numpy(), action_space))
+
+    @torch.no_grad()
+    def policy(obs, is_last):
+        mean, _ = actor(torch.from_numpy(obs).float())
+        return rescale(mean.tanh().numpy(), envs.single_action_space)
+
+    return policy
 
 
-if __name__ == "__main__":
-    # check what was asked for before anything is written
-    args, start_time = tyro.cli(Args), time.time()
-    resume, asked_id = args.resume, args.env_id
-    if resume is not None:
-        if args != Args(resume=resume, env_id=asked_id):
-            raise SystemExit("--resume goes on with the run's own flags: give no others")
-        try:  # the folder may be a stranger's: it is only believed in what cannot do harm
-            about = json.loads(Path(resume, "run.json").read_text())
-            args = Args(**about["args"])
-            assert about["file"] == Path(__file__).name, f"it is a run of {about['file']}"
-            assert all(isinstance(value, Args.__annotations__[name]) for name, value in vars(args).items()), "wrong types"
-        except Exception as error:
-            raise SystemExit(f"cannot resume {resume}: {type(error).__name__}: {error}".splitlines()[0]) from None
-        if args.env_id != asked_id and (":" in args.env_id or asked_id != Args.env_id):  # an id may name a module to import
-            raise SystemExit(f"{resume} is a run on {args.env_id!r}: add --env-id with that id if you trust what it imports")
-    run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(start_time)}".translate(str.maketrans("/\\:", "---"))
-    run_folder = Path("runs", run_name) if resume is None else Path(resume).absolute()
+# -- the same in every PyTorch file: flags, errors, run folder, checkpoints ------------------------
 
-    # check that the numbers fit together and the file fits the environment
-    for rule in (
-        "num_envs > 0; 0 < batch_size < 2**24; utd > 0; policy_frequency > 0; checkpoint_interval > 0; learning_starts > 0; "
-        "total_timesteps >= num_envs; num_envs <= buffer_size < 2**31; 0 <= gamma <= 1; 0 <= tau <= 1; "
-        "target_network_frequency > 0; 0 < alpha < 1e9; 0 < policy_lr < 1e9; 0 < q_lr < 1e9; 0 <= seed < 2**32"
-    ).split("; "):
-        if not eval(rule, {}, vars(args)):
-            raise SystemExit(f"these flags do not fit: {rule} must hold")
+
+FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
+NUMPY = [np.ndarray, np.dtype, np._core.multiarray._reconstruct, np._core.multiarray.scalar]
+NUMPY += [type(np.dtype(code)) for code in "?bBhHiIlLefd"]
+torch.serialization.add_safe_globals(NUMPY)  # NumPy arrays and scalars fit into a checkpoint
+
+
+def require(condition, message):
+    if not condition:
+        raise ValueError(message)
+
+
+def require_positive(args, *names):
+    for name in names:
+        require(getattr(args, name) > 0, f"{name} must be positive, not {getattr(args, name)}")
+
+
+def require_fraction(args, *names):
+    for name in names:
+        value = getattr(args, name)
+        require(0 <= value <= 1, f"{name} must be between 0 and 1, not {value}")
+
+
+def require_memory(num_bytes):
+    free = psutil.virtual_memory().available
+    require(num_bytes < free, f"{num_bytes / 1e9:.1f} GB of memory needed, {free / 1e9:.1f} free")
+
+
+def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
+    """An episode's last observation must be its own, and videos need frames."""
+    require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
+    has_frames = "rgb_array" in envs.metadata.get("render_modes", ())
+    require(has_frames or not args.capture_video, "no rgb_array rendering for --capture-video")
+
+
+@contextmanager
+def explain(attempt):
+    """Report an error inside as one line; CLEANRL_TRACEBACK=1 shows where it comes from."""
     try:
-        envs = make_envs(args, args.num_envs, "rgb_array" if args.capture_video else None)
-        args.capture_video and envs.reset() and envs.render()  # MuJoCo draws with OpenGL, which a server may not have
+        yield
     except Exception as error:
-        raise SystemExit(f"cannot make {args.env_id}: {type(error).__name__}: {error}".splitlines()[0]) from None
-    obs_space, action_space = envs.single_observation_space, envs.single_action_space
-    for need, is_met in {
-        "Box observations": isinstance(obs_space, gym.spaces.Box),
-        "bounded Box actions": isinstance(action_space, gym.spaces.Box) and action_space.is_bounded(),
-        "rgb_array rendering for a video": not args.capture_video or "rgb_array" in envs.metadata.get("render_modes", ()),
-    }.items():
-        if not is_met:
-            raise SystemExit(f"{Path(__file__).name} needs {need}, which {args.env_id} does not have")
+        if os.environ.get("CLEANRL_TRACEBACK"):
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise SystemExit(f"cannot {attempt}: {reason[:500]}") from None
 
-    # seed, build, restore
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic matrix products need on a GPU
-    torch.use_deterministic_algorithms(args.torch_deterministic)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # or all new memory is written twice
+
+def parse_args():
+    """The flags of the command line, or with --resume those of the interrupted run."""
+    args = tyro.cli(Args)
+    if args.resume:
+        with explain(f"resume {args.resume}"):
+            args = load_args(args.resume)
+    with explain("run with these flags"):
+        for name, value in vars(args).items():
+            require(not isinstance(value, float) or math.isfinite(value), f"{name} is {value}")
+        require(0 <= args.seed < 2**32, "seed must be between 0 and 2**32 - 1")
+        args.check()
+    return args
+
+
+def load_args(folder):
+    """The flags of a run; only a larger --total-timesteps may be passed beside --resume."""
+    from pydantic import TypeAdapter
+
+    run = json.loads(Path(folder, "run.json").read_text())
+    require(run["file"] == Path(__file__).name, f"it is a run of {run['file']}")
+    if run.get("sha256", FILE_HASH) != FILE_HASH:
+        print(f"warning: {run['file']} has changed since this run started", file=sys.stderr)
+    recorded = TypeAdapter(Args).validate_python(run["args"] | {"resume": folder})
+    args = tyro.cli(Args, default=recorded)
+    changed = [name for name, value in vars(args).items() if value != getattr(recorded, name)]
+    require(set(changed) <= {"total_timesteps"}, f"do not pass {', '.join(changed)} with --resume")
+    require(args.total_timesteps >= recorded.total_timesteps, "total_timesteps can only grow")
+    return args
+
+
+def seed_everything(args):
+    random.seed(args.seed)
+    np.random.seed(args.seed)
     torch.manual_seed(args.seed)
-    num_iterations = args.total_timesteps // args.num_envs
-    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
-    torch.set_num_threads(1 if device.type == "cuda" else torch.get_num_threads())  # idle ones would be in the simulators' way
-    stream = torch.cuda.Stream() if device.type == "cuda" else None  # what is recorded must not be on the default stream
-    torch.cuda.set_stream(stream)
-    actor, q_networks = Actor(envs).to(device), QNetworks(envs).to(device)
-    target_q_networks = copy.deepcopy(q_networks).requires_grad_(False)
-    temperature = nn.ParameterDict({"log_alpha": torch.tensor(0.0 if args.autotune else math.log(args.alpha))}).to(device)
-    actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.policy_lr, fused=True)
-    q_optimizer = torch.optim.Adam(q_networks.parameters(), lr=args.q_lr, fused=True)
-    alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.q_lr, fused=True)
-    buffer = ReplayBuffer(args.buffer_size, envs, device)
-    networks = {"actor": actor, "q_networks": q_networks, "target_q_networks": target_q_networks, "temperature": temperature}
-    optimizers = {"actor_optimizer": actor_optimizer, "q_optimizer": q_optimizer, "alpha_optimizer": alpha_optimizer}
-    parts, global_step = networks | optimizers | ({"buffer": buffer} if args.checkpoint_buffer else {}), 0
-    if resume is not None and (run_folder / "checkpoint.pt").exists():
-        try:
-            checkpoint = torch.load(run_folder / "checkpoint.pt", map_location="cpu", weights_only=True)
-            for name, part in parts.items():
-                part.load_state_dict(checkpoint[name])
-            states = [item for optimizer in optimizers.values() for item in optimizer.state.items()]
-            for p, state in states:  # fused Adam writes to them without a look at their shapes
-                shapes = {name: x.shape for name, x in state.items() if x.is_contiguous()}
-                if shapes != {"step": (), "exp_avg": p.shape, "exp_avg_sq": p.shape}:
-                    raise ValueError("an optimizer of other shapes")
-            torch.set_rng_state(checkpoint["rng"])
-            torch.cuda.set_rng_state_all(checkpoint["cuda_rng"][: torch.cuda.device_count()])
-            global_step = int(checkpoint["global_step"])
-            assert global_step in range(0, args.total_timesteps + 1, args.num_envs), f"step {global_step} of another run"
-            assert int(buffer.count[0]) in range(global_step + 1), "a replay buffer of another run"
-        except Exception as error:
-            raise SystemExit(f"cannot resume {resume}: {type(error).__name__}: {error}".splitlines()[0]) from None
+    torch.use_deterministic_algorithms(args.torch_deterministic)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic matrix products
+    torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs 10%
 
-    # open the logs
-    git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True, text=True)
-    about = {
-        "file": Path(__file__).name,
-        "args": asdict(args),
-        "tags": list(filter(None, os.environ.get("WANDB_TAGS", "").split(","))),
-        "start_time": start_time,
-        "commit": git.stdout.strip(),
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine(),
-        "python": platform.python_version(),
-        "packages": {d.name: d.version for d in distributions()},
-    }
+
+def make_run_folder(args):
+    """runs/{env_id}__{exp_name}__{seed}__{unix time}, at a second that no other run has taken."""
+    for second in itertools.count(int(time.time())):
+        name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
+        folder = Path("runs", re.sub(r"[/\\:]", "-", name))
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            continue
+
+
+def lock_run_folder(folder):
+    """Refuse a folder that another process is writing to."""
+    lock = FileLock(folder / "lock", timeout=0, is_singleton=True)
     try:
+        lock.acquire()
+    except Timeout:
+        raise ValueError(f"process {(folder / 'pid').read_text()} is writing to it") from None
+    atexit.register(lock.release)
+    (folder / "pid").write_text(str(os.getpid()))
+
+
+def open_run(args, device, global_step, **more):
+    """The run folder, with the flags and versions in run.json, and its TensorBoard writer."""
+    folder = Path(args.resume or "runs")
+    with explain(f"log to {folder}"):
         if args.track:
             import wandb
 
-            names = dict(project=args.wandb_project_name, entity=args.wandb_entity, name=run_folder.name, id=run_folder.name)
-            wandb.init(**names, config=asdict(args), resume="allow", sync_tensorboard=True, save_code=True)
-        if resume is None:  # the folder appears with run.json in it, or not at all
-            assert not run_folder.exists(), "there is such a run already"
-            os.makedirs(f"{run_folder}.tmp")
-            Path(f"{run_folder}.tmp", "run.json").write_text(json.dumps(about, indent=2))
-            os.rename(f"{run_folder}.tmp", run_folder)
-    except Exception as error:
-        raise SystemExit(f"cannot log to {run_folder}: {type(error).__name__}: {error}".splitlines()[0]) from None
-    print(f"run folder: {run_folder}")
-    writer = SummaryWriter(run_folder, purge_step=global_step + 1)  # hides what was logged after the checkpoint
-    videos, logged_videos = run_folder / "videos", set(run_folder.glob("videos/*.mp4"))
+            wandb.login()  # a missing login is told before anything is written
+        if args.resume:
+            lock_run_folder(folder)
+            run = json.loads((folder / "run.json").read_text())
+        else:
+            describe = ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=40"]
+            here = Path(__file__).parent
+            git = subprocess.run(describe, cwd=here, capture_output=True, text=True)
+            run = {
+                "file": Path(__file__).name,
+                "sha256": FILE_HASH,
+                "tags": [tag for tag in os.environ.get("WANDB_TAGS", "").split(",") if tag],
+                "start_time": time.time(),
+                "commit": git.stdout.strip().removesuffix("-dirty"),
+                "dirty": git.stdout.strip().endswith("-dirty"),
+                "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+                "python": platform.python_version(),
+                "packages": {package.name: package.version for package in distributions()},
+            } | more
+            folder = make_run_folder(args)
+            lock_run_folder(folder)
+            shutil.copy(__file__, folder)  # the exact code of this run
+        run["args"] = asdict(args) | {"resume": None}
+        (folder / "run.tmp").write_text(json.dumps(run, indent=2, default=str))
+        os.replace(folder / "run.tmp", folder / "run.json")
+        if args.track:
+            project = dict(project=args.wandb_project_name, entity=args.wandb_entity)
+            names = dict(id=folder.name, name=folder.name, resume="allow")
+            wandb.init(**project, **names, config=asdict(args), sync_tensorboard=True)
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
+    print(f"run folder: {folder}")
+    print(f"device: {device}, {torch.get_num_threads()} CPU threads", flush=True)
+    return folder, SummaryWriter(folder, purge_step=global_step + 1)  # hides what a resume repeats
+
+
+def interrupt(number, frame):
+    """The first signal lets the loop save a checkpoint and stop, the second ends the program."""
+    interrupted.set()
+    signal.signal(number, signal.SIG_DFL)
+
+
+def check_finite(args, step, **values):
+    """End the run at the first NaN or infinity, before a checkpoint holds what became of it."""
+    for name, value in values.items():
+        finite = np.isfinite(value)
+        if not finite.all():
+            bad = np.asarray(value)[~finite][0]
+            raise SystemExit(f"{name} of {args.env_id} at step {step}: {bad}")
+
+
+class RecordVideo(gym.wrappers.vector.RecordVideo):
+    """Episodes of the first environment, 1,000 frames at most: they are kept in memory."""
+
+    def __init__(self, envs, folder, global_step):
+        prefix = f"step-{global_step}"
+        super().__init__(envs, f"{folder}/videos", name_prefix=prefix, record_first_only=True)
+
+    def _capture_frame(self):
+        super()._capture_frame()
+        if len(self.recorded_frames) >= 1000:
+            self.stop_recording()
+
+
+def log_videos(folder, logged, global_step):
+    """Upload the videos that are not in logged yet to Weights & Biases."""
+    import wandb
+
+    for path in sorted(set(folder.glob("videos/*.mp4")) - logged):
+        wandb.log({"videos": wandb.Video(str(path)), "global_step": global_step})
+        logged.add(path)
+
+
+def save_checkpoint(folder, args, modules, global_step):
+    """Write aside, then rename: the checkpoint is always whole. Stops the run if interrupted."""
+    settings = asdict(args) | {"resume": None}
+    checkpoint = {name: module.state_dict() for name, module in modules.items()}
+    checkpoint["args"] = json.loads(json.dumps(settings, default=str))
+    checkpoint["global_step"] = global_step
+    checkpoint["rng"] = torch.get_rng_state()
+    used_cuda = torch.cuda.is_initialized()
+    checkpoint["cuda_rng"] = torch.cuda.get_rng_state_all() if used_cuda else []
+    path = folder / "checkpoint.tmp"
+    with explain(f"save step {global_step} ({shutil.disk_usage(folder).free / 1e9:.1f} GB free)"):
+        require_finite_weights(checkpoint)
+        try:
+            torch.save(checkpoint, path)
+            types = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+            require(not types, f"a checkpoint cannot hold {', '.join(types)}")
+            os.replace(path, folder / "checkpoint.pt")
+        finally:
+            path.unlink(missing_ok=True)
+    if interrupted.is_set():
+        raise SystemExit(f"interrupted at step {global_step}, continue with --resume {folder}")
+
+
+def require_finite_weights(checkpoint):
+    states = {name: state for name, state in checkpoint.items() if isinstance(state, dict)}
+    for name, state in states.items():
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                require(value.isfinite().all(), f"{name}.{key} is not finite")
+
+
+def restore_checkpoint(args, modules):
+    """Load the run's last checkpoint into the modules; returns its step, 0 if there is none yet."""
+    path = Path(args.resume or "", "checkpoint.pt")
+    if not args.resume or not path.exists():
+        return 0
+    with explain(f"resume {args.resume}"):
+        try:
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception:
+            raise ValueError("checkpoint.pt is damaged, or holds more than weights") from None
+        require_finite_weights(checkpoint)
+        for name, module in modules.items():
+            require(name in checkpoint, f"its checkpoint has no {name}")
+            module.load_state_dict(checkpoint[name])
+        torch.set_rng_state(checkpoint["rng"])
+        torch.cuda.set_rng_state_all(checkpoint["cuda_rng"][: torch.cuda.device_count()])
+        return checkpoint["global_step"]
+
+
+# -- the algorithm ---------------------------------------------------------------------------------
+
+
+if __name__ == "__main__":
+    args = parse_args()
+    with explain(f"train on {args.env_id}"):
+        envs = make_envs(args, args.num_envs, "rgb_array" if args.capture_video else None)
+        obs_space, action_space = envs.single_observation_space, envs.single_action_space
+        require(isinstance(obs_space, gym.spaces.Box), "Box observations are needed")
+        is_bounded = isinstance(action_space, gym.spaces.Box) and action_space.is_bounded()
+        require(is_bounded, "bounded Box actions are needed")
+        require_envs(args, envs)
+        if args.capture_video:  # MuJoCo renders with OpenGL, which a server may not have
+            envs.reset()
+            envs.render()
+
+    seed_everything(args)
+    use_cuda = args.cuda and torch.cuda.is_available()  # it learns at every step
+    device = torch.device("cuda" if use_cuda else "cpu")
+    if use_cuda:
+        torch.set_num_threads(1)  # idle threads would slow down the simulators
+        torch.cuda.set_stream(torch.cuda.Stream())  # the default stream cannot record CUDA graphs
+    actor = Actor(envs).to(device).eval()
+    q_networks = QNetworks(envs).to(device)
+    target_q_networks = copy.deepcopy(q_networks).requires_grad_(False).eval()
+    initial_alpha = torch.tensor(1.0 if args.autotune else args.alpha)
+    temperature = nn.ParameterDict({"log_alpha": initial_alpha.log()}).to(device)
+    log_alpha = temperature["log_alpha"]
+    target_entropy = -math.prod(action_space.shape)  # [sac 5]
+    actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.policy_lr, fused=True)
+    q_optimizer = torch.optim.Adam(q_networks.parameters(), lr=args.q_lr, fused=True)
+    alpha_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.q_lr, fused=True)
+    buffer = ReplayBuffer(args.buffer_size, envs)
+    modules = {
+        "actor": actor,
+        "q_networks": q_networks,
+        "target_q_networks": target_q_networks,
+        "temperature": temperature,
+        "actor_optimizer": actor_optimizer,
+        "q_optimizer": q_optimizer,
+        "alpha_optimizer": alpha_optimizer,
+    }
+    if args.checkpoint_buffer:
+        modules["buffer"] = buffer
+    global_step = start_step = restore_checkpoint(args, modules)
+    for optimizer in (actor_optimizer, q_optimizer, alpha_optimizer):
+        for group in optimizer.param_groups:
+            group["capturable"] = use_cuda  # as CUDA graphs need it, also after a restore
+    run_folder, writer = open_run(args, device, global_step)
+    logged_videos = set(run_folder.glob("videos/*.mp4"))
     if args.capture_video:
-        envs = gym.wrappers.vector.RecordVideo(envs, str(videos), name_prefix=f"step-{global_step}", record_first_only=True)
+        envs = RecordVideo(envs, run_folder, global_step)
 
-    # train, from new episodes also after a resume
-    obs, _ = envs.reset(seed=int(np.random.SeedSequence((args.seed, global_step)).generate_state(1)[0]))
-    is_last = np.zeros(args.num_envs, dtype=bool)  # whether obs ends an episode
-    due = lambda every: global_step // every - (global_step - args.num_envs) // every  # noqa: E731  times in the last step
-    seen = torch.zeros(obs.shape, device=device)
-    batch, losses = torch.zeros(args.batch_size, sum(buffer.columns), device=device), {}
-    for optimizer in optimizers.values():
-        optimizer.param_groups[0]["capturable"] = device.type == "cuda"  # also after a restore
-
-    def recorded(function):
-        """On a GPU: a function's work there, recorded after a first call that warms up, and replayed: started faster."""
-        if device.type != "cuda" or not args.compile:
-            return function
-        graph, results = torch.cuda.CUDAGraph(), []
-
-        def replay():
-            if len(results) == 1:
-                with torch.cuda.graph(graph, stream=stream):
-                    results.append(function())
-            graph.replay() if results else results.append(function())
-            return results[-1]
-
-        return replay
-
-    @recorded
     @torch.no_grad()
-    def act():
-        return sample(*actor(seen))[0]
+    def act(obs):
+        """Actions from the stochastic policy."""
+        actions, _ = sample(*actor(obs))
+        return actions
 
-    @recorded
-    def learn_q():
-        """An episode that was cut is bootstrapped from its last observation, one that ended is not [ddpg 4]."""
-        b_obs, b_actions, b_rewards, b_next_obs, b_terminated = batch.split(buffer.columns, 1)
+    def update_q_networks(obs, actions, rewards, next_obs, terminated):
+        """Truncated episodes are bootstrapped, terminated ones are not [ddpg 4]."""
         with torch.no_grad():
-            next_actions, next_log_probs = sample(*actor(b_next_obs))
-            next_q_values = target_q_networks(b_next_obs, next_actions).amin(0)
-            next_values = next_q_values - temperature["log_alpha"].exp() * next_log_probs  # [sac 3]
-            targets = b_rewards + args.gamma * next_values * (1 - b_terminated)
-        q_values = q_networks(b_obs, b_actions)
-        qf_losses = (q_values - targets).square().mean((1, 2))
+            next_actions, next_log_probs = sample(*actor(next_obs))
+            next_q_values = target_q_networks(next_obs, next_actions).amin(0)
+            next_values = next_q_values - log_alpha.exp() * next_log_probs  # [sac 3]
+            targets = rewards + args.gamma * next_values * ~terminated
+        q_values = q_networks(obs, actions)
+        qf1_loss, qf2_loss = (q_values - targets).square().mean(1)
         q_optimizer.zero_grad()
-        qf_losses.sum().backward()
+        (qf1_loss + qf2_loss).backward()
         q_optimizer.step()
-        (qf1_loss, qf2_loss), (qf1_values, qf2_values) = qf_losses.detach(), q_values.detach().mean((1, 2))
-        losses = {"qf1_loss": qf1_loss, "qf2_loss": qf2_loss, "qf_loss": (qf1_loss + qf2_loss) / 2}
-        return losses | {"qf1_values": qf1_values, "qf2_values": qf2_values}
+        return {
+            "qf1_loss": qf1_loss.detach(),
+            "qf2_loss": qf2_loss.detach(),
+            "qf_loss": (qf1_loss + qf2_loss).detach() / 2,
+            "qf1_values": q_values[0].detach().mean(),
+            "qf2_values": q_values[1].detach().mean(),
+        }
 
-    @recorded
-    def learn_actor():
-        b_obs, *_ = batch.split(buffer.columns, 1)
-        for _ in range(args.policy_frequency):  # makes up for those that it was spared [sac 4]
-            (actions, log_probs), alpha = sample(*actor(b_obs)), temperature["log_alpha"].detach().exp()
-            actor_loss = (alpha * log_probs - q_networks(b_obs, actions).amin(0)).mean()
-            actor_optimizer.zero_grad()
-            actor_loss.backward(inputs=list(actor.parameters()))
-            actor_optimizer.step()
-            if args.autotune:
-                target_entropy = -buffer.columns[1]  # [sac 5]
-                alpha_loss = -(temperature["log_alpha"].exp() * (log_probs.detach() + target_entropy)).mean()
-                alpha_optimizer.zero_grad()
-                alpha_loss.backward()
-                alpha_optimizer.step()
-        losses = {"actor_loss": actor_loss.detach(), "alpha": alpha}
-        return losses | ({"alpha_loss": alpha_loss.detach()} if args.autotune else {})
+    def update_actor(obs):
+        """One update of the actor, and of the temperature if it is tuned."""
+        actions, log_probs = sample(*actor(obs))
+        alpha = log_alpha.detach().exp()
+        actor_loss = (alpha * log_probs - q_networks(obs, actions).amin(0)).mean()
+        actor_optimizer.zero_grad()
+        actor_loss.backward(inputs=list(actor.parameters()))  # not the Q-networks'
+        actor_optimizer.step()
+        results = {"actor_loss": actor_loss.detach(), "alpha": alpha}
+        if args.autotune:
+            alpha_loss = -(log_alpha.exp() * (log_probs.detach() + target_entropy)).mean()
+            alpha_optimizer.zero_grad()
+            alpha_loss.backward()
+            alpha_optimizer.step()
+            results["alpha_loss"] = alpha_loss.detach()
+        return results
 
-    @recorded
     @torch.no_grad()
-    def move_targets():
-        for target, param in zip(target_q_networks.parameters(), q_networks.parameters(), strict=True):  # [ddpg 6]
+    def update_targets():
+        """Target networks move by the share tau towards their networks [ddpg 6]."""
+        pairs = zip(target_q_networks.parameters(), q_networks.parameters(), strict=True)
+        for target, param in pairs:
             target.lerp_(param, args.tau)
 
-    loop_start, start_step = time.time(), global_step
-    first_step = 0 if buffer.count[0] else global_step  # at which the buffer was empty
-    progress = tqdm(initial=global_step, total=num_iterations * args.num_envs, unit="step", unit_scale=True)
-    for iteration in range(global_step // args.num_envs, num_iterations):
+    if use_cuda and args.compile:
+        act = CUDAGraph(act)
+        update_q_networks = CUDAGraph(update_q_networks)
+        update_actor = CUDAGraph(update_actor)
+        update_targets = CUDAGraph(update_targets)
+
+    N = args.num_envs
+    num_iterations = args.total_timesteps // N
+    first_step = 0 if buffer.num_added else global_step  # of the transitions in the buffer
+    reset_seed = np.random.SeedSequence((args.seed, global_step)).generate_state(1)[0]
+    obs, _ = envs.reset(seed=int(reset_seed))
+    is_last = np.zeros(N, dtype=bool)  # obs ends an episode: the next step only resets
+    losses = {}
+    start_time = time.time()
+    progress = tqdm(initial=global_step, total=num_iterations * N, unit="step", unit_scale=True)
+
+    for iteration in range(global_step // N, num_iterations):
         # act, at random at first
         if global_step < args.learning_starts:
-            actions = 2 * torch.rand(args.num_envs, buffer.columns[1]).numpy() - 1
+            actions = 2 * torch.rand(N, math.prod(action_space.shape)).numpy() - 1
         else:
-            seen.copy_(torch.from_numpy(obs))
-            actions = act().cpu().numpy()
+            actions = act(obs=torch.from_numpy(obs).float().to(device)).cpu().numpy()
         next_obs, rewards, terminated, truncated, infos = envs.step(rescale(actions, action_space))
-        global_step += args.num_envs
-        progress.update(args.num_envs)
         for i in np.flatnonzero(infos.get("_episode", ())):
-            episodic_return, episodic_length = infos["episode"]["r"][i], infos["episode"]["l"][i]
-            writer.add_scalar("charts/episodic_return", episodic_return, global_step - args.num_envs + i + 1)
-            writer.add_scalar("charts/episodic_length", episodic_length, global_step - args.num_envs + i + 1)
-            progress.set_postfix(episodic_return=f"{episodic_return:.1f}", refresh=False)
+            step, episode = global_step + i + 1, infos["episode"]
+            writer.add_scalar("charts/episodic_return", episode["r"][i], step)
+            writer.add_scalar("charts/episodic_length", episode["l"][i], step)
+            progress.set_postfix(episodic_return=f"{episode['r'][i]:.1f}", refresh=False)
+        global_step += N
+        check_finite(args, global_step, observation=next_obs, reward=rewards)
+        progress.update(N)
 
-        # remember all but the steps after an end, which only reset
-        buffer.add(*(x[~is_last] for x in (obs, actions, rewards, next_obs, terminated)))
+        # remember all steps but those that only reset an environment
+        buffer.add(
+            obs=obs[~is_last],
+            actions=actions[~is_last],
+            rewards=rewards[~is_last],
+            next_obs=next_obs[~is_last],
+            terminated=terminated[~is_last],
+        )
         obs, is_last = next_obs, terminated | truncated
 
         # learn
-        is_learning = global_step - first_step >= args.learning_starts  # a buffer that was not kept fills up again first
-        for update in range((global_step - args.num_envs) * args.utd, global_step * args.utd) if is_learning else ():
-            buffer.sample(batch)
-            losses |= learn_q()
-            if update % args.policy_frequency == 0:  # [td3 2]
-                losses |= learn_actor()
+        is_learning = global_step - first_step >= args.learning_starts
+        first_update = (global_step - N) * args.utd
+        num_updates = N * args.utd if is_learning else 0
+        actor.train()
+        for update in range(first_update, first_update + num_updates):
+            b = buffer.sample(args.batch_size, device)
+            losses |= update_q_networks(**b)
+            if update % args.policy_frequency == 0:
+                for _ in range(args.policy_frequency):  # compensates for the delay [sac 4]
+                    losses |= update_actor(obs=b["obs"])
             if update % args.target_network_frequency == 0:
-                move_targets()
+                update_targets()
+        actor.eval()
 
         # log
-        if is_learning and due(100):
-            writer.add_scalar("charts/SPS", int((global_step - start_step) / (time.time() - loop_start)), global_step)
-            for name, value in losses.items():
-                writer.add_scalar(f"losses/{name}", value, global_step)
-
-        # checkpoint
-        if due(args.checkpoint_interval) or iteration + 1 == num_iterations:
-            checkpoint = {name: part.state_dict() for name, part in parts.items()}
-            cuda_rng = torch.cuda.get_rng_state_all() if device.type == "cuda" else []
-            checkpoint |= {"rng": torch.get_rng_state(), "cuda_rng": cuda_rng, "global_step": global_step}
-            writer.flush()  # the curves reach as far as the checkpoint
-            (run_folder / "checkpoint.tmp").unlink(missing_ok=True)  # never write through a stranger's link
-            torch.save(checkpoint, run_folder / "checkpoint.tmp")
-            os.replace(run_folder / "checkpoint.tmp", run_folder / "checkpoint.pt")  # whole, or not at all
-            for video in set(videos.glob("*.mp4")) - logged_videos if args.track else ():
-                wandb.log({"videos": wandb.Video(str(video)), "global_step": global_step})
-                logged_videos.add(video)
+        if is_learning and count_due(100, global_step, N):
+            check_finite(args, global_step, **{name: loss.item() for name, loss in losses.items()})
+            sps = int((global_step - start_step) / (time.time() - start_time))
+            writer.add_scalar("charts/SPS", sps, global_step)
+            for name, loss in losses.items():
+                writer.add_scalar(f"losses/{name}", loss, global_step)
+        is_due = count_due(args.checkpoint_interval, global_step, N)
+        if is_due or iteration + 1 == num_iterations or interrupted.is_set():
+            writer.flush()
+            if args.track:
+                log_videos(run_folder, logged_videos, global_step)
+            save_checkpoint(run_folder, args, modules, global_step)
 
     progress.close()
     envs.close()
