@@ -624,9 +624,9 @@ if __name__ == "__main__":
         length = min(100, num_iterations - iteration)
         run, logs = train(run, length=length)
         iteration += length
-        episodes, losses = jax.tree.map(np.ravel, logs)
+        episodes, updates = jax.tree.map(np.ravel, logs)
         is_last, returns, lengths, next_obs = episodes
-        td_losses, q_values = losses
+        td_losses, q_values = updates
         for i in np.flatnonzero(is_last):
             episode = {"charts/episodic_return": returns[i], "charts/episodic_length": lengths[i]}
             writer.add_scalars(global_step + i + 1, episode)
