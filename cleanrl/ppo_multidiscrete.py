@@ -1,100 +1,128 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#     "gymnasium[classic-control]>=1.2.1,<2", "moviepy>=2", "numpy>=2", "tensorboard>=2.20",
-#     "torch>=2.9", "tqdm>=4.67", "tyro>=1.0", "wandb>=0.22",
+#     "filelock>=3.20", "gymnasium[classic-control]>=1.2.1,<2", "moviepy>=2", "numpy>=2",
+#     "psutil>=7", "pydantic>=2.11", "tensorboard>=2.20", "torch>=2.9", "tqdm>=4.67", "tyro>=1.0",
+#     "wandb>=0.22",
 # ]
 # ///
-"""Proximal Policy Optimization for discrete actions of several parts, some of which may be invalid at times.
+"""Proximal Policy Optimization (PPO) for multi-discrete actions, with masks for invalid actions.
 
-    uv run cleanrl/ppo_multidiscrete.py                                # Taxi-v4, with the masks it gives
-    uv run cleanrl/ppo_multidiscrete.py --no-mask --seed 2             # without them
-    uv run cleanrl/ppo_multidiscrete.py --resume runs/<run>            # go on after an interruption
+    uv run cleanrl/ppo_multidiscrete.py                        # Taxi-v4 with its action masks
+    uv run cleanrl/ppo_multidiscrete.py --no-mask --seed 2     # without them
+    uv run cleanrl/ppo_multidiscrete.py --resume runs/<run>    # continue an interrupted run
     tensorboard --logdir runs
 
-Numbers in brackets, such as [core 5], are the implementation details explained in docs/rl-algorithms/ppo.md.
+Tags such as [core 5] refer to the implementation details in docs/rl-algorithms/ppo.md.
 """
 
+import atexit
+import hashlib
+import itertools
 import json
+import math
 import os
 import platform
+import random
+import re
+import shutil
+import signal
 import subprocess
+import sys
+import threading
 import time
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import distributions
 from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
+import psutil
 import torch
 import torch.nn as nn
 import tyro
+from filelock import FileLock, Timeout
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 
 @dataclass
 class Args:
-    exp_name: str = Path(__file__).stem  # name of this experiment
-    seed: int = 1  # seed of the weights, the environments and every sampled number
-    torch_deterministic: bool = True  # ask PyTorch for deterministic algorithms
-    cuda: bool = True  # use the GPU if there is one and the networks have enough to do to gain from it
-    track: bool = False  # also log to Weights & Biases
-    wandb_project_name: str = "cleanRL"  # project to log to
-    wandb_entity: str | None = None  # team to log to
-    capture_video: bool = False  # record videos of the first environment into the run's folder
-    resume: str | None = None  # folder of an interrupted run to go on with, its flags as they were
-    checkpoint_interval: int = 100  # iterations between two checkpoints
+    exp_name: str = Path(__file__).stem  # name of the experiment
+    seed: int = 1  # seed of the weights, the environments and all sampling
+    torch_deterministic: bool = True  # use deterministic PyTorch algorithms
+    cuda: bool = True  # use a GPU where the networks are large enough to gain from it
+    track: bool = False  # log to Weights & Biases as well
+    wandb_project_name: str = "cleanRL"  # W&B project
+    wandb_entity: str | None = None  # W&B team
+    capture_video: bool = False  # record the first environment to runs/<run>/videos
+    resume: str | None = None  # folder of an interrupted run to continue with its own flags
+    checkpoint_interval: int = 100  # iterations between checkpoints
 
-    env_id: str = "Taxi-v4"  # Gymnasium id of the environment
-    mask: bool = True  # never try the actions that info["action_mask"] rules out, where the environment gives one
+    env_id: str = "Taxi-v4"  # Gymnasium environment id
+    mask: bool = True  # rule out the actions that info["action_mask"] marks as invalid
     total_timesteps: int = 500_000  # environment steps of the whole run
-    learning_rate: float = 2.5e-4  # learning rate at the start
-    num_envs: int = 4  # environments stepped side by side
-    num_steps: int = 128  # steps of each environment per iteration
-    anneal_lr: bool = True  # lower the learning rate linearly to 0
+    learning_rate: float = 2.5e-4  # initial learning rate of Adam
+    num_envs: int = 4  # parallel environments
+    num_steps: int = 128  # rollout length of each environment
+    anneal_lr: bool = True  # anneal the learning rate linearly to 0
     gamma: float = 0.99  # discount factor
-    gae_lambda: float = 0.95  # bias-variance trade-off of the advantage estimate
+    gae_lambda: float = 0.95  # lambda of generalized advantage estimation
     num_minibatches: int = 4  # minibatches per epoch
-    update_epochs: int = 4  # passes over the rollout per iteration
-    norm_adv: bool = True  # normalize the advantages of each minibatch
-    clip_coef: float = 0.2  # how far the policy may move from the one that acted
-    clip_vloss: bool = True  # clip the value's movement the same way
-    ent_coef: float = 0.01  # weight of the entropy bonus
-    vf_coef: float = 0.5  # weight of the value loss
-    max_grad_norm: float = 0.5  # global norm the gradient is clipped to
-    target_kl: float | None = None  # stop an iteration's epochs once the policy moved this far
+    update_epochs: int = 4  # epochs over each rollout
+    norm_adv: bool = True  # normalize advantages per minibatch
+    clip_coef: float = 0.2  # clipping range of the surrogate objective
+    clip_vloss: bool = True  # clip the value loss by the same range
+    ent_coef: float = 0.01  # entropy coefficient
+    vf_coef: float = 0.5  # value loss coefficient
+    max_grad_norm: float = 0.5  # maximum gradient norm
+    target_kl: float | None = None  # stop an update early beyond this KL divergence
+
+    def check(self):
+        """Refuse what cannot work before anything is written."""
+        require_positive(self, "num_envs", "num_steps", "num_minibatches", "update_epochs")
+        require_positive(self, "learning_rate", "clip_coef", "max_grad_norm", "checkpoint_interval")
+        require_fraction(self, "gamma", "gae_lambda")
+        batch_size = self.num_envs * self.num_steps
+        require(self.total_timesteps >= batch_size, "total_timesteps is less than one rollout")
+        num_rows = self.num_envs * (self.num_steps // 2)  # every other step may only reset
+        require(self.num_minibatches <= num_rows, f"num_minibatches must be at most {num_rows}")
 
 
 class MaskInObservation(gym.Wrapper):
-    """Flat observations with the mask behind them: 1 for each value of each part of the action that is valid now, or 0."""
+    """Flat observations, and behind them the mask: 1 for each valid value of each part."""
 
-    def __init__(self, env, mask):
+    def __init__(self, env, use_mask):
         super().__init__(env)
-        self.mask, space = mask, env.action_space
-        if isinstance(space, gym.spaces.Discrete):  # an action of one part
-            self.action_space = gym.spaces.MultiDiscrete([space.n], start=[space.start])
-        size = gym.spaces.flatdim(env.observation_space) + gym.spaces.flatdim(self.action_space)
+        self.use_mask = use_mask
+        if isinstance(env.action_space, gym.spaces.Discrete):  # an action of one part
+            n, start = env.action_space.n, env.action_space.start
+            self.action_space = gym.spaces.MultiDiscrete([n], start=[start])
+        self.mask_size = gym.spaces.flatdim(self.action_space)
+        size = gym.spaces.flatdim(env.observation_space) + self.mask_size
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
 
     def add_mask(self, obs, info):
-        mask = np.ones(gym.spaces.flatdim(self.action_space))
-        if self.mask and "action_mask" in info:
+        obs = gym.spaces.flatten(self.env.observation_space, obs)
+        mask = np.ones(self.mask_size)
+        if self.use_mask and "action_mask" in info:
             mask[:] = np.hstack(info["action_mask"])  # one array, or one for each part
-        return np.concatenate([gym.spaces.flatten(self.env.observation_space, obs), mask]).astype(np.float32)
+        return np.concatenate([obs, mask]).astype(np.float32)
 
     def reset(self, **kwargs):
         obs, info = self.env.reset(**kwargs)
         return self.add_mask(obs, info), info
 
     def step(self, action):
-        obs, reward, terminated, truncated, info = self.env.step(action.reshape(self.env.action_space.shape)[()])
+        action = action.reshape(self.env.action_space.shape)[()]  # Discrete: a number
+        obs, reward, terminated, truncated, info = self.env.step(action)
         return self.add_mask(obs, info), reward, terminated, truncated, info
 
 
 def make_envs(args, num_envs, render_mode=None):
-    wrappers = dict(vectorization_mode="sync", wrappers=[lambda env: MaskInObservation(env, args.mask)])
-    envs = gym.make_vec(args.env_id, num_envs=num_envs, render_mode=render_mode, **wrappers)  # [core 1]
+    sync = dict(vectorization_mode="sync", wrappers=[lambda env: MaskInObservation(env, args.mask)])
+    envs = gym.make_vec(args.env_id, num_envs=num_envs, render_mode=render_mode, **sync)  # [core 1]
     return gym.wrappers.vector.RecordEpisodeStatistics(envs)
 
 
@@ -115,17 +143,19 @@ def mlp(in_dim, out_dim, gain):
 
 
 class Agent(nn.Module):
+    """Separate networks for the policy and the value function [core 13]."""
+
     def __init__(self, envs):
         super().__init__()
-        self.sizes = envs.single_action_space.nvec.flatten().tolist()  # of the parts of the action
+        self.sizes = envs.single_action_space.nvec.flatten().tolist()  # of the parts of an action
         self.obs_dim = envs.single_observation_space.shape[0] - sum(self.sizes)
-        self.actor = mlp(self.obs_dim, sum(self.sizes), gain=0.01)  # [core 13] two networks, nothing shared
+        self.actor = mlp(self.obs_dim, sum(self.sizes), gain=0.01)
         self.critic = mlp(self.obs_dim, 1, gain=1.0)
 
     def policy(self, obs):
-        """Log-probabilities for each part of the action; an invalid value has probability 0, no gradient and no entropy."""
+        """Log-probabilities of all values of each part; invalid values have probability 0."""
         obs, mask = obs.split([self.obs_dim, sum(self.sizes)], 1)
-        logits = self.actor(obs).where(mask > 0, -1e8)
+        logits = self.actor(obs).where(mask > 0, -1e8)  # -inf would be NaN where none is valid
         return [part.log_softmax(-1) for part in logits.split(self.sizes, 1)]
 
     def value(self, obs):
@@ -133,200 +163,405 @@ class Agent(nn.Module):
 
 
 def sample(log_probs):
-    """An action for each row: where log-probabilities plus Gumbel noise (-log of exponential noise) peak is a sample."""
-    return torch.stack([(part - torch.empty_like(part).exponential_().log()).argmax(-1) for part in log_probs], -1)
+    """Gumbel-max sampling, twice as fast as torch.distributions.Categorical."""
+    actions = []
+    for part in log_probs:
+        exponential_noise = torch.empty_like(part).exponential_()
+        actions.append((part - exponential_noise.log()).argmax(-1))  # -log of it is Gumbel noise
+    return torch.stack(actions, -1)
 
 
 def log_prob(log_probs, actions):
-    """The logarithm of each action's probability: the sum over its parts, which are independent [multidiscrete 1]."""
-    return sum(part.gather(1, actions[:, [i]]).squeeze(1) for i, part in enumerate(log_probs))
+    """Log-probability of each action: the sum over its independent parts [multidiscrete 1]."""
+    return sum(
+        part.gather(1, values[:, None]).squeeze(1)
+        for part, values in zip(log_probs, actions.T, strict=True)
+    )
 
 
 def load_policy(checkpoint, envs):
-    """The trained policy: a function from observations, and which of them end an episode, to actions."""
-    agent, first_action = Agent(envs), envs.single_action_space.start.flatten()
+    """The trained policy for evaluation: a function from observations to actions."""
+    agent = Agent(envs).eval()
     agent.load_state_dict(checkpoint["agent"])
-    return torch.no_grad()(lambda obs, is_last: sample(agent.policy(torch.from_numpy(obs))).numpy() + first_action)
+
+    @torch.no_grad()
+    def policy(obs, is_last):
+        actions = sample(agent.policy(torch.from_numpy(obs)))  # the masks are in obs
+        return actions.numpy() + envs.single_action_space.start.flatten()
+
+    return policy
 
 
-if __name__ == "__main__":
-    # check what was asked for before anything is written
-    args, start_time = tyro.cli(Args), time.time()
-    resume, asked_id = args.resume, args.env_id
-    if resume is not None:
-        if args != Args(resume=resume, env_id=asked_id):
-            raise SystemExit("--resume goes on with the run's own flags: give no others")
-        try:  # the folder may be a stranger's: it is only believed in what cannot do harm
-            about = json.loads(Path(resume, "run.json").read_text())
-            args = Args(**about["args"])
-            assert about["file"] == Path(__file__).name, f"it is a run of {about['file']}"
-            assert all(isinstance(value, Args.__annotations__[name]) for name, value in vars(args).items()), "wrong types"
-        except Exception as error:
-            raise SystemExit(f"cannot resume {resume}: {type(error).__name__}: {error}".splitlines()[0]) from None
-        if args.env_id != asked_id and (":" in args.env_id or asked_id != Args.env_id):  # an id may name a module to import
-            raise SystemExit(f"{resume} is a run on {args.env_id!r}: add --env-id with that id if you trust what it imports")
-    run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(start_time)}".translate(str.maketrans("/\\:", "---"))
-    run_folder = Path("runs", run_name) if resume is None else Path(resume).absolute()
+# -- the same in every PyTorch file: flags, errors, run folder, checkpoints ------------------------
 
-    # check that the numbers fit together and the file fits the environment
-    for rule in (
-        "num_envs > 0; num_minibatches > 0; update_epochs > 0; checkpoint_interval > 0; num_envs * num_steps < 2**31; "
-        "num_minibatches <= num_envs * (num_steps // 2); "  # every other step may be a reset, which is not learned from
-        "total_timesteps >= num_envs * num_steps; 0 <= gamma <= 1; 0 <= gae_lambda <= 1; clip_coef > 0; max_grad_norm > 0; "
-        "0 < learning_rate < 1e9; abs(ent_coef) < 1e9; abs(vf_coef) < 1e9; 0 <= seed < 2**32"
-    ).split("; "):
-        if not eval(rule, {}, vars(args)):
-            raise SystemExit(f"these flags do not fit: {rule} must hold")
+
+FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
+NUMPY = [np.ndarray, np.dtype, np._core.multiarray._reconstruct, np._core.multiarray.scalar]
+NUMPY += [type(np.dtype(code)) for code in "?bBhHiIlLefd"]
+torch.serialization.add_safe_globals(NUMPY)  # NumPy arrays and scalars fit into a checkpoint
+
+
+def require(condition, message):
+    if not condition:
+        raise ValueError(message)
+
+
+def require_positive(args, *names):
+    for name in names:
+        require(getattr(args, name) > 0, f"{name} must be positive, not {getattr(args, name)}")
+
+
+def require_fraction(args, *names):
+    for name in names:
+        value = getattr(args, name)
+        require(0 <= value <= 1, f"{name} must be between 0 and 1, not {value}")
+
+
+def require_memory(num_bytes):
+    free = psutil.virtual_memory().available
+    require(num_bytes < free, f"{num_bytes / 1e9:.1f} GB of memory needed, {free / 1e9:.1f} free")
+
+
+def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
+    """An episode's last observation must be its own, and videos need frames."""
+    require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
+    has_frames = "rgb_array" in envs.metadata.get("render_modes", ())
+    require(has_frames or not args.capture_video, "no rgb_array rendering for --capture-video")
+
+
+@contextmanager
+def explain(attempt):
+    """Report an error inside as one line; CLEANRL_TRACEBACK=1 shows where it comes from."""
     try:
-        envs = make_envs(args, args.num_envs, "rgb_array" if args.capture_video else None)
+        yield
     except Exception as error:
-        raise SystemExit(f"cannot make {args.env_id}: {type(error).__name__}: {error}".splitlines()[0]) from None
-    obs_space, action_space = envs.single_observation_space, envs.single_action_space
-    for need, is_met in {
-        "Box observations": isinstance(obs_space, gym.spaces.Box),
-        "MultiDiscrete or Discrete actions": isinstance(action_space, gym.spaces.MultiDiscrete),
-        "resets on the step after an end": envs.metadata.get("autoreset_mode") == gym.vector.AutoresetMode.NEXT_STEP,
-        "rgb_array rendering for a video": not args.capture_video or "rgb_array" in envs.metadata.get("render_modes", ()),
-    }.items():
-        if not is_met:
-            raise SystemExit(f"{Path(__file__).name} needs {need}, which {args.env_id} does not have")
+        if os.environ.get("CLEANRL_TRACEBACK"):
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise SystemExit(f"cannot {attempt}: {reason[:500]}") from None
 
-    # seed, build, restore
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic matrix products need on a GPU
-    torch.use_deterministic_algorithms(args.torch_deterministic)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # or all new memory is written twice
+
+def parse_args():
+    """The flags of the command line, or with --resume those of the interrupted run."""
+    args = tyro.cli(Args)
+    if args.resume:
+        with explain(f"resume {args.resume}"):
+            args = load_args(args.resume)
+    with explain("run with these flags"):
+        for name, value in vars(args).items():
+            require(not isinstance(value, float) or math.isfinite(value), f"{name} is {value}")
+        require(0 <= args.seed < 2**32, "seed must be between 0 and 2**32 - 1")
+        args.check()
+    return args
+
+
+def load_args(folder):
+    """The flags of a run; only a larger --total-timesteps may be passed beside --resume."""
+    from pydantic import TypeAdapter
+
+    run = json.loads(Path(folder, "run.json").read_text())
+    require(run["file"] == Path(__file__).name, f"it is a run of {run['file']}")
+    if run.get("sha256", FILE_HASH) != FILE_HASH:
+        print(f"warning: {run['file']} has changed since this run started", file=sys.stderr)
+    recorded = TypeAdapter(Args).validate_python(run["args"] | {"resume": folder})
+    args = tyro.cli(Args, default=recorded)
+    changed = [name for name, value in vars(args).items() if value != getattr(recorded, name)]
+    require(set(changed) <= {"total_timesteps"}, f"do not pass {', '.join(changed)} with --resume")
+    require(args.total_timesteps >= recorded.total_timesteps, "total_timesteps can only grow")
+    return args
+
+
+def seed_everything(args):
+    random.seed(args.seed)
+    np.random.seed(args.seed)
     torch.manual_seed(args.seed)
-    batch_size = args.num_envs * args.num_steps
-    num_iterations = args.total_timesteps // batch_size
-    inputs = args.num_envs * np.prod(obs_space.shape)  # numbers read at a step; threads and a GPU pay only from many on
-    torch.set_num_threads(torch.get_num_threads() if inputs >= 2**13 else 1)
-    device = torch.device("cuda" if inputs >= 2**19 and args.cuda and torch.cuda.is_available() else "cpu")
-    agent = Agent(envs).to(device)
-    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)  # [core 3]
-    parts, global_step = {"agent": agent, "optimizer": optimizer}, 0
-    if resume is not None and (run_folder / "checkpoint.pt").exists():
+    torch.use_deterministic_algorithms(args.torch_deterministic)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic matrix products
+    torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs 10%
+
+
+def make_run_folder(args):
+    """runs/{env_id}__{exp_name}__{seed}__{unix time}, at a second that no other run has taken."""
+    for second in itertools.count(int(time.time())):
+        name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
+        folder = Path("runs", re.sub(r"[/\\:]", "-", name))
         try:
-            checkpoint = torch.load(run_folder / "checkpoint.pt", map_location="cpu", weights_only=True)
-            for name, part in parts.items():
-                part.load_state_dict(checkpoint[name])
-            for p, state in optimizer.state.items():  # fused Adam writes to them without a look at their shapes
-                shapes = {name: x.shape for name, x in state.items() if x.is_contiguous()}
-                if shapes != {"step": (), "exp_avg": p.shape, "exp_avg_sq": p.shape}:
-                    raise ValueError("an optimizer of other shapes")
-            torch.set_rng_state(checkpoint["rng"])
-            torch.cuda.set_rng_state_all(checkpoint["cuda_rng"][: torch.cuda.device_count()])
-            global_step = int(checkpoint["global_step"])
-            assert global_step in range(0, num_iterations * batch_size + 1, batch_size), f"step {global_step} of another run"
-        except Exception as error:
-            raise SystemExit(f"cannot resume {resume}: {type(error).__name__}: {error}".splitlines()[0]) from None
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            continue
 
-    # the rollout: row t is what the agent saw and did at step t, and what the environments answered
-    obs = np.zeros((args.num_steps + 1, args.num_envs, *obs_space.shape), dtype=np.float32)
-    is_last = np.zeros((args.num_steps + 1, args.num_envs), dtype=bool)  # obs[t] ends an episode: step t will only reset
-    actions = np.zeros((args.num_steps, args.num_envs, action_space.nvec.size), dtype=np.int64)
-    rewards = np.zeros((args.num_steps, args.num_envs), dtype=np.float32)
-    terminated = np.zeros((args.num_steps, args.num_envs), dtype=bool)
 
-    # open the logs
-    git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True, text=True)
-    about = {
-        "file": Path(__file__).name,
-        "args": asdict(args),
-        "tags": list(filter(None, os.environ.get("WANDB_TAGS", "").split(","))),
-        "start_time": start_time,
-        "commit": git.stdout.strip(),
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine(),
-        "python": platform.python_version(),
-        "packages": {d.name: d.version for d in distributions()},
-    }
+def lock_run_folder(folder):
+    """Refuse a folder that another process is writing to."""
+    lock = FileLock(folder / "lock", timeout=0, is_singleton=True)
     try:
+        lock.acquire()
+    except Timeout:
+        raise ValueError(f"process {(folder / 'pid').read_text()} is writing to it") from None
+    atexit.register(lock.release)
+    (folder / "pid").write_text(str(os.getpid()))
+
+
+def open_run(args, device, global_step, **more):
+    """The run folder, with the flags and versions in run.json, and its TensorBoard writer."""
+    folder = Path(args.resume or "runs")
+    with explain(f"log to {folder}"):
         if args.track:
             import wandb
 
-            names = dict(project=args.wandb_project_name, entity=args.wandb_entity, name=run_folder.name, id=run_folder.name)
-            wandb.init(**names, config=asdict(args), resume="allow", sync_tensorboard=True, save_code=True)
-        if resume is None:  # the folder appears with run.json in it, or not at all
-            assert not run_folder.exists(), "there is such a run already"
-            os.makedirs(f"{run_folder}.tmp")
-            Path(f"{run_folder}.tmp", "run.json").write_text(json.dumps(about, indent=2))
-            os.rename(f"{run_folder}.tmp", run_folder)
-    except Exception as error:
-        raise SystemExit(f"cannot log to {run_folder}: {type(error).__name__}: {error}".splitlines()[0]) from None
-    print(f"run folder: {run_folder}")
-    writer = SummaryWriter(run_folder, purge_step=global_step + 1)  # hides what was logged after the checkpoint
-    videos, logged_videos = run_folder / "videos", set(run_folder.glob("videos/*.mp4"))
-    if args.capture_video:
-        envs = gym.wrappers.vector.RecordVideo(envs, str(videos), name_prefix=f"step-{global_step}", record_first_only=True)
+            wandb.login()  # a missing login is told before anything is written
+        if args.resume:
+            lock_run_folder(folder)
+            run = json.loads((folder / "run.json").read_text())
+        else:
+            describe = ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=40"]
+            here = Path(__file__).parent
+            git = subprocess.run(describe, cwd=here, capture_output=True, text=True)
+            run = {
+                "file": Path(__file__).name,
+                "sha256": FILE_HASH,
+                "tags": [tag for tag in os.environ.get("WANDB_TAGS", "").split(",") if tag],
+                "start_time": time.time(),
+                "commit": git.stdout.strip().removesuffix("-dirty"),
+                "dirty": git.stdout.strip().endswith("-dirty"),
+                "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+                "python": platform.python_version(),
+                "packages": {package.name: package.version for package in distributions()},
+            } | more
+            folder = make_run_folder(args)
+            lock_run_folder(folder)
+            shutil.copy(__file__, folder)  # the exact code of this run
+        run["args"] = asdict(args) | {"resume": None}
+        (folder / "run.tmp").write_text(json.dumps(run, indent=2, default=str))
+        os.replace(folder / "run.tmp", folder / "run.json")
+        if args.track:
+            project = dict(project=args.wandb_project_name, entity=args.wandb_entity)
+            names = dict(id=folder.name, name=folder.name, resume="allow")
+            wandb.init(**project, **names, config=asdict(args), sync_tensorboard=True)
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
+    print(f"run folder: {folder}")
+    print(f"device: {device}, {torch.get_num_threads()} CPU threads", flush=True)
+    return folder, SummaryWriter(folder, purge_step=global_step + 1)  # hides what a resume repeats
 
-    # train, from new episodes also after a resume
-    obs[-1], _ = envs.reset(seed=int(np.random.SeedSequence((args.seed, global_step)).generate_state(1)[0]))
-    loop_start, start_step = time.time(), global_step
-    progress = tqdm(initial=global_step, total=num_iterations * batch_size, unit="step", unit_scale=True)
-    for iteration in range(global_step // batch_size, num_iterations):
+
+def interrupt(number, frame):
+    """The first signal lets the loop save a checkpoint and stop, the second ends the program."""
+    interrupted.set()
+    signal.signal(number, signal.SIG_DFL)
+
+
+def check_finite(args, step, **values):
+    """End the run at the first NaN or infinity, before a checkpoint holds what became of it."""
+    for name, value in values.items():
+        finite = np.isfinite(value)
+        if not finite.all():
+            bad = np.asarray(value)[~finite][0]
+            raise SystemExit(f"{name} of {args.env_id} at step {step}: {bad}")
+
+
+class RecordVideo(gym.wrappers.vector.RecordVideo):
+    """Episodes of the first environment, 1,000 frames at most: they are kept in memory."""
+
+    def __init__(self, envs, folder, global_step):
+        prefix = f"step-{global_step}"
+        super().__init__(envs, f"{folder}/videos", name_prefix=prefix, record_first_only=True)
+
+    def _capture_frame(self):
+        super()._capture_frame()
+        if len(self.recorded_frames) >= 1000:
+            self.stop_recording()
+
+
+def log_videos(folder, logged, global_step):
+    """Upload the videos that are not in logged yet to Weights & Biases."""
+    import wandb
+
+    for path in sorted(set(folder.glob("videos/*.mp4")) - logged):
+        wandb.log({"videos": wandb.Video(str(path)), "global_step": global_step})
+        logged.add(path)
+
+
+def save_checkpoint(folder, args, modules, global_step):
+    """Write aside, then rename: the checkpoint is always whole. Stops the run if interrupted."""
+    settings = asdict(args) | {"resume": None}
+    checkpoint = {name: module.state_dict() for name, module in modules.items()}
+    checkpoint["args"] = json.loads(json.dumps(settings, default=str))
+    checkpoint["global_step"] = global_step
+    checkpoint["rng"] = torch.get_rng_state()
+    used_cuda = torch.cuda.is_initialized()
+    checkpoint["cuda_rng"] = torch.cuda.get_rng_state_all() if used_cuda else []
+    path = folder / "checkpoint.tmp"
+    with explain(f"save step {global_step} ({shutil.disk_usage(folder).free / 1e9:.1f} GB free)"):
+        require_finite_weights(checkpoint)
+        try:
+            torch.save(checkpoint, path)
+            types = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+            require(not types, f"a checkpoint cannot hold {', '.join(types)}")
+            os.replace(path, folder / "checkpoint.pt")
+        finally:
+            path.unlink(missing_ok=True)
+    if interrupted.is_set():
+        raise SystemExit(f"interrupted at step {global_step}, continue with --resume {folder}")
+
+
+def require_finite_weights(checkpoint):
+    states = {name: state for name, state in checkpoint.items() if isinstance(state, dict)}
+    for name, state in states.items():
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                require(value.isfinite().all(), f"{name}.{key} is not finite")
+
+
+def restore_checkpoint(args, modules):
+    """Load the run's last checkpoint into the modules; returns its step, 0 if there is none yet."""
+    path = Path(args.resume or "", "checkpoint.pt")
+    if not args.resume or not path.exists():
+        return 0
+    with explain(f"resume {args.resume}"):
+        try:
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception:
+            raise ValueError("checkpoint.pt is damaged, or holds more than weights") from None
+        require_finite_weights(checkpoint)
+        for name, module in modules.items():
+            require(name in checkpoint, f"its checkpoint has no {name}")
+            module.load_state_dict(checkpoint[name])
+        torch.set_rng_state(checkpoint["rng"])
+        torch.cuda.set_rng_state_all(checkpoint["cuda_rng"][: torch.cuda.device_count()])
+        return checkpoint["global_step"]
+
+
+# -- the algorithm ---------------------------------------------------------------------------------
+
+
+if __name__ == "__main__":
+    args = parse_args()
+    with explain(f"train on {args.env_id}"):
+        envs = make_envs(args, args.num_envs, "rgb_array" if args.capture_video else None)
+        obs_space, action_space = envs.single_observation_space, envs.single_action_space
+        is_discrete = isinstance(action_space, gym.spaces.MultiDiscrete)
+        require(is_discrete, "MultiDiscrete or Discrete actions are needed")
+        require_envs(args, envs)
+        require_memory(4 * args.num_envs * args.num_steps * math.prod(obs_space.shape))
+
+    seed_everything(args)
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the initial weights do not depend on the number of cores
+    agent = Agent(envs)
+    minibatch_size = args.num_envs * args.num_steps // args.num_minibatches
+    work = minibatch_size * sum(p.numel() for p in agent.parameters())  # multiplications
+    use_cuda = args.cuda and torch.cuda.is_available() and work > 2**26
+    device = torch.device("cuda" if use_cuda else "cpu")
+    torch.set_num_threads(1 if use_cuda or work < 2**24 else num_threads)
+    agent.to(device)
+    adam = dict(lr=args.learning_rate, eps=1e-5, fused=True)  # [core 3]
+    optimizer = torch.optim.Adam(agent.parameters(), **adam)
+    modules = {"agent": agent, "optimizer": optimizer}
+    global_step = start_step = restore_checkpoint(args, modules)
+    run_folder, writer = open_run(args, device, global_step)
+    logged_videos = set(run_folder.glob("videos/*.mp4"))
+    if args.capture_video:
+        envs = RecordVideo(envs, run_folder, global_step)
+
+    # the rollout; obs[t] with is_last[t] ends an episode, and step t only resets that environment
+    T, N = args.num_steps, args.num_envs
+    obs = np.zeros((T + 1, N, *obs_space.shape), dtype=np.float32)
+    is_last = np.zeros((T + 1, N), dtype=bool)
+    actions = np.zeros((T, N, action_space.nvec.size), dtype=np.int64)
+    rewards = np.zeros((T, N), dtype=np.float32)
+    terminated = np.zeros((T, N), dtype=bool)
+    num_iterations = args.total_timesteps // (T * N)
+    reset_seed = np.random.SeedSequence((args.seed, global_step)).generate_state(1)[0]
+    obs[-1], _ = envs.reset(seed=int(reset_seed))
+    start_time = time.time()
+    progress = tqdm(initial=global_step, total=num_iterations * T * N, unit="step", unit_scale=True)
+
+    for iteration in range(global_step // (T * N), num_iterations):
         if args.anneal_lr:  # [core 4]
-            optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - iteration / num_iterations)
+            for group in optimizer.param_groups:
+                group["lr"] = args.learning_rate * (1 - iteration / num_iterations)
 
         # act
+        agent.eval()
         obs[0], is_last[0] = obs[-1], is_last[-1]
-        for t in range(args.num_steps):
+        for t in range(T):
             with torch.no_grad():
-                actions[t] = sample(agent.policy(torch.from_numpy(obs[t]).to(device))).cpu().numpy()
-            obs[t + 1], rewards[t], terminated[t], truncated, infos = envs.step(actions[t] + action_space.start.flatten())
+                log_probs = agent.policy(torch.from_numpy(obs[t]).to(device))
+            actions[t] = sample(log_probs).cpu().numpy()
+            next_step = envs.step(actions[t] + action_space.start.flatten())
+            obs[t + 1], rewards[t], terminated[t], truncated, infos = next_step
             is_last[t + 1] = terminated[t] | truncated
-            global_step += args.num_envs
             for i in np.flatnonzero(infos.get("_episode", ())):
-                episodic_return, episodic_length = infos["episode"]["r"][i], infos["episode"]["l"][i]
-                writer.add_scalar("charts/episodic_return", episodic_return, global_step - args.num_envs + i + 1)
-                writer.add_scalar("charts/episodic_length", episodic_length, global_step - args.num_envs + i + 1)
-                progress.set_postfix(episodic_return=f"{episodic_return:.1f}", refresh=False)
-        progress.update(batch_size)
+                step, episode = global_step + i + 1, infos["episode"]
+                writer.add_scalar("charts/episodic_return", episode["r"][i], step)
+                writer.add_scalar("charts/episodic_length", episode["l"][i], step)
+                progress.set_postfix(episodic_return=f"{episode['r'][i]:.1f}", refresh=False)
+            global_step += N
+            check_finite(args, global_step, observation=obs[t + 1], reward=rewards[t])
+        progress.update(T * N)
 
-        # estimate advantages [core 5]: a truncated episode is bootstrapped from its last observation, a terminated one is not
-        values = torch.no_grad()(agent.value)(torch.from_numpy(obs).to(device).flatten(0, 1)).view(is_last.shape).cpu().numpy()
+        # estimate advantages [core 5]; truncated episodes are bootstrapped, terminated ones are not
+        with torch.no_grad():
+            all_obs = torch.from_numpy(obs).to(device).flatten(0, 1)
+            values = agent.value(all_obs).view(T + 1, N).cpu().numpy()
         deltas = rewards + args.gamma * values[1:] * ~terminated - values[:-1]
         advantages, advantage = np.zeros_like(rewards), np.float32(0)
-        for t in reversed(range(args.num_steps)):
-            advantages[t] = advantage = deltas[t] + args.gamma * args.gae_lambda * advantage * ~is_last[t + 1]
+        for t in reversed(range(T)):
+            advantage = deltas[t] + args.gamma * args.gae_lambda * advantage * ~is_last[t + 1]
+            advantages[t] = advantage
         returns = advantages + values[:-1]
 
         # learn, but not from the steps that only reset an environment
         b_obs, b_actions, b_values, b_advantages, b_returns = (
-            torch.from_numpy(x[~is_last[:-1]]).to(device) for x in (obs[:-1], actions, values[:-1], advantages, returns)
+            torch.from_numpy(x[~is_last[:-1]]).to(device)
+            for x in (obs[:-1], actions, values[:-1], advantages, returns)
         )
-        b_logprobs = log_prob(torch.no_grad()(agent.policy)(b_obs), b_actions)
+        with torch.no_grad():
+            b_log_probs = log_prob(agent.policy(b_obs), b_actions)
+        agent.train()
         clipfracs = []
-        for _epoch in range(args.update_epochs):
-            for mb in torch.randperm(len(b_obs), device=device).tensor_split(args.num_minibatches):  # [core 6]
+        for _ in range(args.update_epochs):
+            order = torch.randperm(len(b_obs), device=device)
+            for mb in order.tensor_split(args.num_minibatches):  # [core 6]
                 log_probs, value = agent.policy(b_obs[mb]), agent.value(b_obs[mb])
-                logratio = log_prob(log_probs, b_actions[mb]) - b_logprobs[mb]
-                ratio = logratio.exp()
-                mb_advantages = b_advantages[mb]
+                log_ratio = log_prob(log_probs, b_actions[mb]) - b_log_probs[mb]
+                ratio = log_ratio.exp()
+                adv = b_advantages[mb]
                 if args.norm_adv:  # [core 7]
-                    mb_advantages = (mb_advantages - mb_advantages.mean()) / (mb_advantages.std(correction=0) + 1e-8)
+                    adv = (adv - adv.mean()) / (adv.std(correction=0) + 1e-8)
 
                 clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
-                policy_loss = -torch.min(mb_advantages * ratio, mb_advantages * clipped_ratio).mean()  # [core 8]
+                policy_loss = -torch.min(adv * ratio, adv * clipped_ratio).mean()  # [core 8]
                 value_error = (value - b_returns[mb]) ** 2
                 if args.clip_vloss:  # [core 9]
-                    clipped_value = b_values[mb] + (value - b_values[mb]).clamp(-args.clip_coef, args.clip_coef)
-                    value_error = torch.max(value_error, (clipped_value - b_returns[mb]) ** 2)
+                    change = (value - b_values[mb]).clamp(-args.clip_coef, args.clip_coef)
+                    clipped_error = (b_values[mb] + change - b_returns[mb]) ** 2
+                    value_error = torch.max(value_error, clipped_error)
                 value_loss = 0.5 * value_error.mean()
-                entropy = -sum((part.exp() * part).sum(1) for part in log_probs).mean()  # [multidiscrete 1]
-                loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy  # [core 10]
+                entropies = [-(part.exp() * part).sum(1) for part in log_probs]
+                entropy = sum(entropies).mean()  # [multidiscrete 1]
+                loss = (
+                    policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy
+                )  # [core 10]
 
                 optimizer.zero_grad()
                 loss.backward()
                 nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)  # [core 11]
                 optimizer.step()
-                approx_kl, old_approx_kl = (ratio - 1 - logratio).mean(), -logratio.mean()  # [core 12]
+                approx_kl = (ratio - 1 - log_ratio).mean()  # [core 12]
+                old_approx_kl = -log_ratio.mean()
                 clipfracs.append(((ratio - 1).abs() > args.clip_coef).float().mean())
             if args.target_kl is not None and approx_kl > args.target_kl:
                 break
 
         # log
+        check_finite(args, global_step, loss=loss.item())
         for name, scalar in {
             "charts/learning_rate": optimizer.param_groups[0]["lr"],
-            "charts/SPS": int((global_step - start_step) / (time.time() - loop_start)),
+            "charts/SPS": int((global_step - start_step) / (time.time() - start_time)),
             "losses/value_loss": value_loss,
             "losses/policy_loss": policy_loss,
             "losses/entropy": entropy,
@@ -336,21 +571,12 @@ if __name__ == "__main__":
             "losses/explained_variance": 1 - (b_returns - b_values).var() / b_returns.var(),
         }.items():
             writer.add_scalar(name, scalar, global_step)
-        for video in set(videos.glob("*.mp4")) - logged_videos if args.track else ():
-            wandb.log({"videos": wandb.Video(str(video)), "global_step": global_step})
-            logged_videos.add(video)
-
-        # checkpoint
-        if (iteration + 1) % args.checkpoint_interval == 0 or iteration + 1 == num_iterations:
-            checkpoint = {name: part.state_dict() for name, part in parts.items()} | {
-                "rng": torch.get_rng_state(),
-                "cuda_rng": torch.cuda.get_rng_state_all() if device.type == "cuda" else [],
-                "global_step": global_step,
-            }
-            writer.flush()  # the curves reach as far as the checkpoint
-            (run_folder / "checkpoint.tmp").unlink(missing_ok=True)  # never write through a stranger's link
-            torch.save(checkpoint, run_folder / "checkpoint.tmp")
-            os.replace(run_folder / "checkpoint.tmp", run_folder / "checkpoint.pt")  # whole, or not at all
+        is_due = (iteration + 1) % args.checkpoint_interval == 0 or iteration + 1 == num_iterations
+        if is_due or interrupted.is_set():
+            writer.flush()
+            if args.track:
+                log_videos(run_folder, logged_videos, global_step)
+            save_checkpoint(run_folder, args, modules, global_step)
 
     progress.close()
     envs.close()

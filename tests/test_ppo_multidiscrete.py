@@ -8,35 +8,32 @@ import numpy as np
 import pytest
 import torch
 
-from tests.harness import FILES, flat_grad, only_run, scalars, train
+from tests.harness import flat_grad, only_run, scalars, train
+from tests.probes import MaskedActions, Probe
 
-SMALL = ("--num-envs", 2, "--num-steps", 32, "--num-minibatches", 2, "--update-epochs", 3)
+SMALL = "--num-envs 2 --num-steps 32 --num-minibatches 2 --update-epochs 3".split()
 PROBE_FLAGS = (
-    "--total-timesteps",
-    5120,
-    "--num-envs",
-    8,
-    "--num-steps",
-    16,
-    "--learning-rate",
-    0.01,
-    "--gamma",
-    0.5,
-)
-PROBE_FLAGS = (
-    *PROBE_FLAGS,
-    "--ent-coef",
-    0,
-    "--no-clip-vloss",
-)  # clipped, the value moves too slowly for a short test
+    "--total-timesteps 5120 --num-envs 8 --num-steps 16 --learning-rate 0.01 --gamma 0.5"
+    " --ent-coef 0 --no-clip-vloss"  # clipped, the value moves too slowly for a short test
+).split()
+MASKED = ["--env-id", "Probe/MaskedActions-v0", *SMALL]
 both_masks = pytest.mark.parametrize(
     "env_id", ["Probe/MaskedActions-v0", "Probe/MaskedActionsInParts-v0"]
 )
 
 
-@pytest.fixture
-def file():
-    return FILES["ppo_multidiscrete"]
+class NoValidActions(MaskedActions):
+    """MaskedActions whose masks rule out everything, at each step; nothing is punished."""
+
+    def draw_mask(self, over):
+        super().draw_mask(over=True)
+        return {"action_mask": np.zeros(5, np.int8)}
+
+    def step(self, action):
+        return (*Probe.step(self, action)[:4], self.draw_mask(over=True))
+
+
+gym.register("Probe/NoValidActions-v0", NoValidActions)
 
 
 def episodic_returns(folder):
@@ -44,7 +41,7 @@ def episodic_returns(folder):
 
 
 def joint_distribution(logits, sizes):
-    """One distribution over all combinations of the parts' values, in the order of itertools.product."""
+    """One distribution over all combinations of values, in the order of itertools.product."""
     parts = [torch.softmax(part, 1) for part in torch.split(logits, sizes, 1)]
     chances = [
         torch.stack([part[:, value] for part, value in zip(parts, values, strict=True)]).prod(0)
@@ -65,82 +62,41 @@ def test_multidiscrete_1_parts_are_independent(file, tmp_path, probe):
         mb, sizes = names["mb"], names["action_space"].nvec.flatten().tolist()
         numbers = torch.from_numpy(np.ravel_multi_index(names["b_actions"].T.numpy(), sizes))
         policy = joint_distribution(names["agent"].actor(names["b_obs"][:, :1]), sizes)
+        log_probs, entropies = policy.log_prob(numbers), policy.entropy()
+        close = dict(atol=1e-5, rtol=1e-4)
         if updates % 6 == 0:  # the policy that acted
-            torch.testing.assert_close(
-                policy.log_prob(numbers), names["b_logprobs"], atol=1e-5, rtol=1e-4
-            )
+            torch.testing.assert_close(log_probs, names["b_log_probs"], **close)
+        log_ratio = log_probs[mb] - names["b_log_probs"][mb]
+        torch.testing.assert_close(names["log_ratio"], log_ratio, **close)
+        torch.testing.assert_close(names["entropy"], entropies[mb].mean(), **close)
         updates += 1
-        logratio = policy.log_prob(numbers)[mb] - names["b_logprobs"][mb]
-        torch.testing.assert_close(names["logratio"], logratio, atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(
-            names["entropy"], policy.entropy()[mb].mean(), atol=1e-5, rtol=1e-4
-        )
 
-    flags = (
-        "--env-id",
-        f"Probe/{probe}-v0",
-        *SMALL,
-        "--total-timesteps",
-        128,
-        "--learning-rate",
-        0.02,
-    )
-    train(file, tmp_path, *flags, on_update=torch.no_grad()(look))
+    flags = ["--env-id", f"Probe/{probe}-v0", *SMALL, "--learning-rate", 0.02]
+    train(file, tmp_path, *flags, "--total-timesteps", 128, on_update=torch.no_grad()(look))
     assert updates == 12
 
 
 def test_core_10_one_loss_for_policy_value_and_entropy(file, tmp_path):
-    """The gradient that reaches the optimizer is that of the textbook loss over the valid actions, left to autograd."""
+    """The gradient is that of the textbook loss over the valid actions, left to autograd."""
 
     def look(names):
-        agent, mb = copy.deepcopy(names["agent"]), names["mb"]
+        agent, mb, adv = copy.deepcopy(names["agent"]), names["mb"], names["adv"]
         obs, mask = names["b_obs"][mb].split([1, 5], 1)
         logits = agent.actor(obs).masked_fill(mask == 0, -torch.inf)
         parts = [torch.distributions.Categorical(logits=part) for part in logits.split([3, 2], 1)]
-        log_prob = sum(
-            part.log_prob(actions)
-            for part, actions in zip(parts, names["b_actions"][mb].T, strict=True)
-        )
-        ratio = torch.exp(log_prob - names["b_logprobs"][mb])
-        gain = torch.minimum(
-            ratio * names["mb_advantages"], torch.clip(ratio, 0.8, 1.2) * names["mb_advantages"]
-        )
+        actions = zip(parts, names["b_actions"][mb].T, strict=True)
+        log_prob = sum(part.log_prob(values) for part, values in actions)
+        entropy = sum(part.entropy() for part in parts).mean()
+        ratio = torch.exp(log_prob - names["b_log_probs"][mb])
+        gain = torch.minimum(ratio * adv, torch.clip(ratio, 0.8, 1.2) * adv)
         error = (agent.critic(obs)[:, 0] - names["b_returns"][mb]) ** 2
-        loss = (
-            -gain.mean()
-            + 0.7 * error.mean() / 2
-            - 0.3 * sum(part.entropy() for part in parts).mean()
-        )
+        loss = -gain.mean() + 0.7 * error.mean() / 2 - 0.3 * entropy
         expected = torch.autograd.grad(loss, list(agent.parameters()))
-        torch.testing.assert_close(
-            flat_grad(names["agent"]),
-            torch.cat([g.flatten() for g in expected]),
-            atol=1e-5,
-            rtol=1e-3,
-        )
+        expected = torch.cat([gradient.flatten() for gradient in expected])
+        torch.testing.assert_close(flat_grad(names["agent"]), expected, atol=1e-5, rtol=1e-3)
 
-    flags = (
-        "--vf-coef",
-        0.7,
-        "--ent-coef",
-        0.3,
-        "--no-clip-vloss",
-        "--max-grad-norm",
-        1e9,
-        "--learning-rate",
-        0.01,
-    )
-    train(
-        file,
-        tmp_path,
-        "--env-id",
-        "Probe/MaskedActions-v0",
-        *SMALL,
-        "--total-timesteps",
-        256,
-        *flags,
-        on_update=look,
-    )
+    flags = "--vf-coef 0.7 --ent-coef 0.3 --no-clip-vloss --max-grad-norm 1e9 --learning-rate 0.01"
+    train(file, tmp_path, *MASKED, "--total-timesteps", 256, *flags.split(), on_update=look)
 
 
 def test_sampled_actions_follow_the_policy(file, tmp_path):
@@ -170,9 +126,8 @@ def test_actions_of_probes(file, tmp_path, probe, best):
 
 def play(names, folder):
     envs = names["make_envs"](names["args"], 8)
-    policy = names["load_policy"](
-        torch.load(only_run(folder) / "checkpoint.pt", weights_only=True), envs
-    )
+    checkpoint = torch.load(only_run(folder) / "checkpoint.pt", weights_only=True)
+    policy = names["load_policy"](checkpoint, envs)
     returns, is_last, (obs, _) = [], np.zeros(8, dtype=bool), envs.reset(seed=5)
     while len(returns) < 80:
         obs, _, terminated, truncated, infos = envs.step(policy(obs, is_last))
@@ -187,27 +142,23 @@ def play(names, folder):
 )
 def test_values_of_probes(file, tmp_path, probe, values):
     names = train(file, tmp_path, "--env-id", f"Probe/{probe}-v0", *PROBE_FLAGS)
+    obs = torch.tensor([[float(obs), 1.0, 1.0] for obs in values])
     with torch.no_grad():
-        learned = (
-            names["agent"].value(torch.tensor([[float(obs), 1.0, 1.0] for obs in values])).tolist()
-        )
+        learned = names["agent"].value(obs).tolist()
     assert learned == pytest.approx(list(values.values()), abs=0.1)
 
 
 def test_discrete_observations_are_one_hot(file, tmp_path):
-    names = train(
-        file, tmp_path, "--env-id", "Probe/DiscreteObs-v0", *SMALL, "--total-timesteps", 64
-    )
+    flags = ["--env-id", "Probe/DiscreteObs-v0", *SMALL, "--total-timesteps", 64]
+    names = train(file, tmp_path, *flags)
     envs, seen = names["make_envs"](names["args"], 1), set()
     for seed in range(20):
         (obs,), _ = envs.reset(seed=seed)
         seen.add(number := int(envs.unwrapped.envs[0].unwrapped.obs))
         assert obs.tolist() == [number == 5, number == 6, number == 7, 1, 1, 1]
-    assert seen == {5, 6, 7} and {tuple(row) for row in names["b_obs"][:, :3].tolist()} == {
-        (1, 0, 0),
-        (0, 1, 0),
-        (0, 0, 1),
-    }
+    assert seen == {5, 6, 7}
+    rows = {tuple(row) for row in names["b_obs"][:, :3].tolist()}
+    assert rows == {(1, 0, 0), (0, 1, 0), (0, 0, 1)}
 
 
 # masks
@@ -217,9 +168,8 @@ def test_discrete_observations_are_one_hot(file, tmp_path):
 def test_invalid_actions_are_never_tried(file, tmp_path, env_id):
     def look(names):
         is_valid = names["b_obs"][:, 1:].bool().split([3, 2], 1)
-        assert all(
-            valid.gather(1, names["b_actions"][:, [i]]).all() for i, valid in enumerate(is_valid)
-        )
+        for i, valid in enumerate(is_valid):
+            assert valid.gather(1, names["b_actions"][:, [i]]).all()
         assert not all(valid.all() for valid in is_valid)
 
     train(file, tmp_path, "--env-id", env_id, *SMALL, "--total-timesteps", 320, on_update=look)
@@ -229,13 +179,12 @@ def test_invalid_actions_are_never_tried(file, tmp_path, env_id):
 
 @both_masks
 def test_no_mask_lets_every_action_through(file, tmp_path, env_id):
-    flags = ("--env-id", env_id, *SMALL, "--total-timesteps", 320, "--no-mask")
-    train(
-        file,
-        tmp_path,
-        *flags,
-        on_update=lambda names: np.testing.assert_array_equal(names["obs"][..., 1:], 1),
-    )
+
+    def look(names):
+        np.testing.assert_array_equal(names["obs"][..., 1:], 1)
+
+    flags = ["--env-id", env_id, *SMALL, "--total-timesteps", 320, "--no-mask"]
+    train(file, tmp_path, *flags, on_update=look)
     returns = episodic_returns(tmp_path)
     assert np.mean(np.array(returns) < 4) > 0.8
 
@@ -266,47 +215,33 @@ def test_learning_sees_the_masks_that_acting_saw(file, tmp_path):
     updates = []
 
     def look(names):
-        mask, entropies = names["b_obs"][names["mb"], 1:], []
-        chances = torch.cat(names["log_probs"], 1).exp()
-        assert (chances[mask == 0] == 0).all() and (chances[mask > 0] > 0).all()
+        mask, ratio = names["b_obs"][names["mb"], 1:], names["ratio"]
+        probs = torch.cat(names["log_probs"], 1).exp()
+        assert (probs[mask == 0] == 0).all() and (probs[mask > 0] > 0).all()
         assert mask[:, :3].any(1).all() and mask[:, 3:].any(1).all(), (
             "the end of a game, with no valid action, is in there"
         )
-        for row, valid in zip(
-            names["agent"].actor(names["b_obs"][names["mb"], :1]), mask, strict=True
-        ):
+        entropies = []
+        logits = names["agent"].actor(names["b_obs"][names["mb"], :1])
+        for row, valid in zip(logits, mask, strict=True):
             parts = row[:3][valid[:3] > 0], row[3:][valid[3:] > 0]
-            entropies.append(
-                sum(torch.distributions.Categorical(logits=part).entropy() for part in parts)
-            )
-        torch.testing.assert_close(
-            names["entropy"], torch.stack(entropies).mean(), atol=1e-6, rtol=1e-4
-        )
+            parts = [torch.distributions.Categorical(logits=part) for part in parts]
+            entropies.append(sum(part.entropy() for part in parts))
+        expected = torch.stack(entropies).mean()
+        torch.testing.assert_close(names["entropy"], expected, atol=1e-6, rtol=1e-4)
         if len(updates) % 6 == 0:
-            torch.testing.assert_close(
-                names["ratio"], torch.ones_like(names["ratio"]), atol=1e-5, rtol=0
-            )
+            torch.testing.assert_close(ratio, torch.ones_like(ratio), atol=1e-5, rtol=0)
         assert torch.isfinite(flat_grad(names["agent"])).all()
         updates.append(names["is_last"].any())
 
-    flags = (
-        "--env-id",
-        "Probe/MaskedActions-v0",
-        *SMALL,
-        "--total-timesteps",
-        192,
-        "--learning-rate",
-        0.02,
-    )
+    flags = [*MASKED, "--total-timesteps", 192, "--learning-rate", 0.02]
     train(file, tmp_path, *flags, on_update=look)
     assert len(updates) == 18 and all(updates)
 
 
 def some_agent(file, folder):
     """An agent for parts of 3 and 2 values, with a policy that is far from uniform."""
-    agent = train(
-        file, folder, "--env-id", "Probe/MaskedActions-v0", *SMALL, "--total-timesteps", 64
-    )["agent"]
+    agent = train(file, folder, *MASKED, "--total-timesteps", 64)["agent"]
     torch.nn.init.normal_(agent.actor[-1].weight)
     agent.zero_grad()
     return agent
@@ -315,14 +250,11 @@ def some_agent(file, folder):
 def test_masked_values_have_no_probability_and_no_gradient(file, tmp_path):
     agent = some_agent(file, tmp_path)
     first, second = agent.policy(torch.tensor([[0.7, 1, 0, 1, 0, 1]]))
-    (
-        first[0, 0] + second[0, 1] + (first.exp() * first).sum() + (second.exp() * second).sum()
-    ).backward()
-    assert (
-        first.exp()[0, 1] == 0
-        and first.exp().sum().item() == pytest.approx(1)
-        and second.exp().tolist() == [[0, 1]]
-    )
+    entropies = [-(part.exp() * part).sum() for part in (first, second)]
+    (first[0, 0] + second[0, 1] - sum(entropies)).backward()
+    probs = first.exp()[0]
+    assert probs[1] == 0 and probs.sum().item() == pytest.approx(1)
+    assert second.exp().tolist() == [[0, 1]]
     for grad in (agent.actor[-1].bias.grad, agent.actor[-1].weight.grad.abs().sum(1)):
         assert grad[[1, 3, 4]].tolist() == [0, 0, 0], (
             "what is masked, or the only choice left, is not learned from"
@@ -348,6 +280,23 @@ def test_a_part_without_any_valid_value_does_no_harm(file, tmp_path):
     assert all(torch.isfinite(parameter.grad).all() for parameter in agent.actor.parameters())
 
 
+def test_masks_without_any_valid_action_do_no_harm(file, tmp_path):
+    """All actions are then equally likely, and none is learned from."""
+
+    def look(names):
+        assert (names["b_obs"][:, 1:] == 0).all()
+        probs = [part.exp() for part in names["log_probs"]]
+        assert ((probs[0] - 1 / 3).abs() < 1e-6).all() and ((probs[1] - 1 / 2).abs() < 1e-6).all()
+        assert all(
+            parameter.grad.abs().max() == 0 for parameter in names["agent"].actor.parameters()
+        )
+
+    flags = ["--env-id", "Probe/NoValidActions-v0", *SMALL, "--total-timesteps", 192]
+    train(file, tmp_path, *flags, on_update=look)
+    returns = episodic_returns(tmp_path)
+    assert set(returns) == {4} and len(returns) > 30, "it plays on"
+
+
 def test_masks_of_taxi(file, tmp_path):
     """Every observation comes with the mask of its state, and every action keeps to it."""
     taxi, ruled_out = gym.make("Taxi-v4").unwrapped, []
@@ -355,11 +304,21 @@ def test_masks_of_taxi(file, tmp_path):
     def look(names):
         states, masks = names["b_obs"][:, :500], names["b_obs"][:, 500:]
         assert (states.sum(1) == 1).all() and (states.max(1).values == 1).all()
-        assert masks.tolist() == [
-            taxi.action_mask(state).tolist() for state in states.argmax(1).tolist()
-        ]
+        numbers = states.argmax(1).tolist()
+        assert masks.tolist() == [taxi.action_mask(number).tolist() for number in numbers]
         assert masks.gather(1, names["b_actions"]).all()
         ruled_out.append(float(1 - masks.mean()))
 
     train(file, tmp_path, *SMALL, "--total-timesteps", 640, on_update=look)
     assert min(ruled_out) > 0.2
+
+
+# what it refuses
+
+
+@pytest.mark.parametrize("env_id", ["Pendulum-v1", "Probe/UnevenActions-v0"])
+def test_other_actions_are_refused(file, tmp_path, env_id):
+    words = f"^cannot train on {env_id}: MultiDiscrete or Discrete actions are needed"
+    with pytest.raises(SystemExit, match=words):
+        train(file, tmp_path, "--env-id", env_id, *SMALL, "--total-timesteps", 64)
+    assert not (tmp_path / "runs").exists()
