@@ -175,7 +175,7 @@ def convolutions(channels, activation):
 
 
 class Agent(nn.Module):
-    """One network for the policy and two value functions [atari 8]."""
+    """One network for policy and values [atari 8], and a residual layer for either of them."""
 
     def __init__(self, envs):
         super().__init__()
@@ -186,20 +186,18 @@ class Agent(nn.Module):
             layer_init(nn.Linear(256, 448)),
             nn.ReLU(),
         )
-        self.actor = nn.Sequential(
-            layer_init(nn.Linear(448, 448), gain=0.01),
-            nn.ReLU(),
-            layer_init(nn.Linear(448, int(envs.single_action_space.n)), gain=0.01),
-        )
-        self.extra_layer = nn.Sequential(layer_init(nn.Linear(448, 448), gain=0.1), nn.ReLU())
+        self.actor_layer = nn.Sequential(layer_init(nn.Linear(448, 448), gain=0.1), nn.ReLU())
+        self.critic_layer = nn.Sequential(layer_init(nn.Linear(448, 448), gain=0.1), nn.ReLU())
+        self.actor = layer_init(nn.Linear(448, int(envs.single_action_space.n)), gain=0.01)
         self.critic_ext = layer_init(nn.Linear(448, 1), gain=0.01)  # [rnd 2] of the game's rewards
         self.critic_int = layer_init(nn.Linear(448, 1), gain=0.01)  # and of the bonus
 
     def forward(self, obs):
         """Log-probabilities of all actions, extrinsic values and intrinsic values."""
         hidden = self.network(obs / 255)  # [atari 9]
-        value_hidden = hidden + self.extra_layer(hidden)
-        log_probs = self.actor(hidden).log_softmax(-1)
+        policy_hidden = hidden + self.actor_layer(hidden)
+        value_hidden = hidden + self.critic_layer(hidden)
+        log_probs = self.actor(policy_hidden).log_softmax(-1)
         value = self.critic_ext(value_hidden).squeeze(-1)
         int_value = self.critic_int(value_hidden).squeeze(-1)
         return log_probs, value, int_value

@@ -41,10 +41,11 @@ def by_hand(layers, x, activations):
 def agent_by_hand(agent, obs):
     """Log-probabilities and the two values."""
     hidden = by_hand(agent.network, obs.float() / 255, [F.relu] * 5)
-    logits = by_hand(agent.actor, hidden, [F.relu, lambda x: x])
-    worth = hidden + by_hand(agent.extra_layer, hidden, [F.relu])
+    for_policy = hidden + by_hand(agent.actor_layer, hidden, [F.relu])
+    logits = for_policy @ agent.actor.weight.T + agent.actor.bias
+    for_values = hidden + by_hand(agent.critic_layer, hidden, [F.relu])
     ext, int_ = (
-        worth @ head.weight[0] + head.bias[0] for head in (agent.critic_ext, agent.critic_int)
+        for_values @ head.weight[0] + head.bias[0] for head in (agent.critic_ext, agent.critic_int)
     )
     return logits - logits.logsumexp(1, keepdim=True), ext, int_
 
@@ -92,16 +93,11 @@ def test_rnd_1_sticky_actions(file, tmp_path):
 def test_rnd_2_two_values(file, tmp_path):
     agent = runpy.run_path(str(file))["Agent"](ENVS)
     layers = {name: layer for name, layer in agent.named_modules() if hasattr(layer, "weight")}
-    gains = {
-        "actor.0": 0.01,
-        "actor.2": 0.01,
-        "extra_layer.0": 0.1,
-        "critic_ext": 0.01,
-        "critic_int": 0.01,
-    }
+    gains = dict(actor=0.01, critic_ext=0.01, critic_int=0.01)
+    gains |= {"actor_layer.0": 0.1, "critic_layer.0": 0.1}
     assert len(layers) == 10 and gains.keys() <= layers.keys()
     widths = [len(layer.weight) for layer in layers.values()]
-    assert widths == [32, 64, 64, 256, 448, 448, 6, 448, 1, 1]
+    assert widths == [32, 64, 64, 256, 448, 448, 448, 6, 1, 1]
     for name, layer in layers.items():
         weight, gain = layer.weight.flatten(1), gains.get(name, 2**0.5)
         weight = weight if len(weight) <= weight.shape[1] else weight.T
@@ -110,11 +106,8 @@ def test_rnd_2_two_values(file, tmp_path):
         )
         assert layer.bias.abs().max() == 0
     obs = torch.randint(256, (3, 4, 84, 84), dtype=torch.uint8)
-    for head in (
-        agent.critic_ext,
-        agent.critic_int,
-        agent.extra_layer[0],
-    ):  # large enough to see what they do
+    heads = (agent.actor, agent.critic_ext, agent.critic_int)
+    for head in (*heads, agent.actor_layer[0], agent.critic_layer[0]):  # large enough to see
         torch.nn.init.normal_(head.weight)
     expected, outputs = agent_by_hand(agent, obs), agent(obs)
     torch.testing.assert_close(outputs, expected, atol=1e-3, rtol=1e-4)
@@ -548,6 +541,29 @@ def test_pools_are_not_mixed_up(file, tmp_path, monkeypatch):
 
 
 # known answers
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_policy_learns_from_the_start(file, tmp_path, seed):
+    """Four images with one right action each, the exact policy gradient, default learning rate.
+
+    Three seeds: with two small layers in a row the gradient norm is 1e-4, and after 30 updates the
+    probability still 0.24 to 0.25; with the residual layer they are 1e-2 and 0.53 to 0.74.
+    """
+    torch.manual_seed(seed)
+    agent = runpy.run_path(str(file))["Agent"](ENVS)
+    obs = torch.from_numpy(Gallery.pictures)[torch.arange(4)[:, None] + torch.arange(4)]
+    optimizer = torch.optim.Adam(agent.parameters(), lr=1e-4, eps=1e-5)
+    right = torch.arange(4)[:, None]
+    norms = []
+    for _ in range(30):
+        log_probs, _, _ = agent(obs)
+        optimizer.zero_grad()
+        (-log_probs.exp().gather(1, right).mean()).backward()
+        norms.append(flat_grad(agent.network).norm().item())
+        optimizer.step()
+    assert norms[0] > 1e-3
+    assert agent(obs)[0].exp().gather(1, right).mean() > 0.4
 
 
 def test_values_of_a_probe(file, tmp_path):
