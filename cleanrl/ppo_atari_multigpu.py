@@ -1,114 +1,147 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#     "ale-py>=0.11", "gymnasium>=1.2.1,<2", "moviepy>=2", "numpy>=2", "tensorboard>=2.20",
-#     "torch>=2.9", "tqdm>=4.67", "tyro>=1.0", "wandb>=0.22",
+#     "ale-py>=0.11", "filelock>=3.20", "gymnasium>=1.2.1,<2", "moviepy>=2", "numpy>=2",
+#     "psutil>=7", "pydantic>=2.11", "tensorboard>=2.20", "torch>=2.9", "tqdm>=4.67", "tyro>=1.0",
+#     "wandb>=0.22",
 # ]
 # ///
-"""Proximal Policy Optimization for Atari games, in several processes that learn together: on one machine or on many.
+"""Proximal Policy Optimization (PPO) for Atari games, trained by several processes together.
 
-    torchrun --nproc-per-node 2 cleanrl/ppo_atari_multigpu.py --local-num-envs 4     # 8 environments, 10M steps in all
-    torchrun --nproc-per-node 2 cleanrl/ppo_atari_multigpu.py --device-ids 0 0       # both on the first GPU
-    torchrun --nnodes 2 --node-rank <0 or 1> --master-addr <host 0> cleanrl/ppo_atari_multigpu.py --backend nccl
-    torchrun --nproc-per-node 2 cleanrl/ppo_atari_multigpu.py --resume runs/<run>    # go on after an interruption
-    uv run cleanrl/ppo_atari_multigpu.py                                             # one process
+    torchrun --nproc-per-node 2 cleanrl/ppo_atari_multigpu.py --local-num-envs 4
+    torchrun --nproc-per-node 2 cleanrl/ppo_atari_multigpu.py --device-ids 0 0   # on one GPU
+    torchrun --nnodes 2 --node-rank <0 or 1> --master-addr <host 0> cleanrl/ppo_atari_multigpu.py
+    torchrun --nproc-per-node 2 cleanrl/ppo_atari_multigpu.py --resume runs/<run>
+    uv run cleanrl/ppo_atari_multigpu.py                                         # one process
     tensorboard --logdir runs
 
-Numbers in brackets, such as [multigpu 5], are the details explained in docs/rl-algorithms/ppo-multigpu.md and ppo.md.
+Tags such as [multigpu 5] refer to the implementation details in
+docs/rl-algorithms/ppo-multigpu.md, and those of [core] and [atari] to docs/rl-algorithms/ppo.md.
 """
 
+import argparse
+import atexit
+import hashlib
+import io
+import itertools
 import json
+import math
 import os
 import platform
+import random
+import re
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from importlib.metadata import distributions
-from itertools import chain
 from pathlib import Path
 from typing import Literal
 
 import ale_py
 import gymnasium as gym
 import numpy as np
+import psutil
 import torch
 import torch.distributed as dist
 import torch.nn as nn
 import tyro
+from filelock import FileLock, Timeout
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 
 @dataclass
 class Args:
-    exp_name: str = Path(__file__).stem  # name of this experiment
-    seed: int = 1  # seed of the weights, the environments and every sampled number
-    torch_deterministic: bool = True  # ask PyTorch for deterministic algorithms
-    cuda: bool = True  # use the GPU if there is one
-    device_ids: tuple[int, ...] = ()  # GPU of each process of a machine, the same on all (in turn if not given)
-    backend: Literal["gloo", "nccl"] = "gloo"  # what carries the gradients; nccl takes a GPU for each process
-    track: bool = False  # also log to Weights & Biases
-    wandb_project_name: str = "cleanRL"  # project to log to
-    wandb_entity: str | None = None  # team to log to
-    capture_video: bool = False  # record videos of the first environment into the run's folder
-    resume: str | None = None  # folder of an interrupted run to go on with, its flags as they were
-    checkpoint_interval: int = 100  # iterations between two checkpoints
+    exp_name: str = Path(__file__).stem  # name of the experiment
+    seed: int = 1  # seed of the weights, the environments and all sampling
+    torch_deterministic: bool = True  # use deterministic PyTorch algorithms
+    cuda: bool = True  # use a GPU if there is one
+    device_ids: tuple[int, ...] = ()  # GPU of each process of a machine; in turn if not given
+    backend: Literal["gloo", "nccl"] = "gloo"  # carries gradients; nccl needs a GPU per process
+    track: bool = False  # log to Weights & Biases as well
+    wandb_project_name: str = "cleanRL"  # W&B project
+    wandb_entity: str | None = None  # W&B team
+    capture_video: bool = False  # record the first environment to runs/<run>/videos
+    resume: str | None = None  # folder of an interrupted run to continue with its own flags
+    checkpoint_interval: int = 100  # iterations between checkpoints
 
-    env_id: str = "BreakoutNoFrameskip-v4"  # Gymnasium id of the game, also as in ALE/Breakout-v5
-    sticky: bool = False  # repeat the last action with probability 0.25, and play on after a lost life
+    env_id: str = "BreakoutNoFrameskip-v4"  # Gymnasium environment id, also ALE/Breakout-v5
+    sticky: bool = False  # sticky actions (probability 0.25), and lives that do not end episodes
     total_timesteps: int = 10_000_000  # environment steps of the whole run
-    learning_rate: float = 2.5e-4  # learning rate at the start
-    local_num_envs: int = 8  # environments of each process, stepped side by side
-    num_steps: int = 128  # steps of each environment per iteration
-    anneal_lr: bool = True  # lower the learning rate linearly to 0
+    learning_rate: float = 2.5e-4  # initial learning rate of Adam
+    local_num_envs: int = 8  # parallel environments of each process
+    num_steps: int = 128  # rollout length of each environment
+    anneal_lr: bool = True  # anneal the learning rate linearly to 0
     gamma: float = 0.99  # discount factor
-    gae_lambda: float = 0.95  # bias-variance trade-off of the advantage estimate
+    gae_lambda: float = 0.95  # lambda of generalized advantage estimation
     num_minibatches: int = 4  # minibatches per epoch
-    update_epochs: int = 4  # passes over the rollout per iteration
-    norm_adv: bool = True  # normalize the advantages of each minibatch
-    clip_coef: float = 0.1  # how far the policy may move from the one that acted
-    clip_vloss: bool = True  # clip the value's movement the same way
-    ent_coef: float = 0.01  # weight of the entropy bonus
-    vf_coef: float = 0.5  # weight of the value loss
-    max_grad_norm: float = 0.5  # global norm the gradient is clipped to
-    target_kl: float | None = None  # stop an iteration's epochs once the policy moved this far
+    update_epochs: int = 4  # epochs over each rollout
+    norm_adv: bool = True  # normalize advantages per minibatch
+    clip_coef: float = 0.1  # clipping range of the surrogate objective
+    clip_vloss: bool = True  # clip the value loss by the same range
+    ent_coef: float = 0.01  # entropy coefficient
+    vf_coef: float = 0.5  # value loss coefficient
+    max_grad_norm: float = 0.5  # maximum gradient norm
+    target_kl: float | None = None  # stop an update early beyond this KL divergence
+
+    def check(self):
+        """Refuse what cannot work before anything is written."""
+        require_positive(self, "local_num_envs", "num_steps", "num_minibatches", "update_epochs")
+        require_positive(self, "learning_rate", "clip_coef", "max_grad_norm", "checkpoint_interval")
+        require_fraction(self, "gamma", "gae_lambda")
 
 
 class AtariLives(gym.vector.VectorWrapper):
-    """A lost life ends the episode [atari 3], not the game: the step after it only presses FIRE [atari 4] and goes on."""
+    """A lost life ends the episode [atari 3] but not the game: the next step only presses FIRE."""
 
     render_mode = "rgb_array"
 
     def __init__(self, envs, lives_count):
         super().__init__(envs)
-        self.metadata = {**envs.metadata, "render_modes": ["rgb_array"], "render_fps": 15}
-        self.lives_count, self.fire = lives_count, int(ale_py.Action.FIRE in self.unwrapped.ale.get_action_set())
+        self.metadata = envs.metadata | {"render_modes": ["rgb_array"], "render_fps": 15}
+        self.lives_count = lives_count
+        self.fire = int(ale_py.Action.FIRE in self.unwrapped.ale.get_action_set())  # 0 is NOOP
 
     def reset(self, **kwargs):
         self.obs, infos = self.env.reset(**kwargs)
-        self.lives, self.lost = infos["lives"], np.zeros(self.num_envs, dtype=bool)
+        self.lives = infos["lives"]
+        self.lost = np.zeros(self.num_envs, dtype=bool)
         return self.obs, infos
 
     def step(self, actions):
-        self.obs, rewards, terminated, truncated, infos = self.env.step(np.where(self.lost, self.fire, actions))
-        lives, self.lives = self.lives, np.where(terminated | truncated, 0, infos["lives"])
-        self.lost = self.lives_count & (self.lives < lives) & (self.lives > 0)
+        actions = np.where(self.lost, self.fire, actions)  # [atari 4]
+        self.obs, rewards, terminated, truncated, infos = self.env.step(actions)
+        lives = np.where(terminated | truncated, 0, infos["lives"])
+        is_lost = (lives < self.lives) & (lives > 0)
+        self.lost = self.lives_count & is_lost & ~self.lost  # a life lost to FIRE ends no episode
+        self.lives = lives
         return self.obs, rewards, terminated | self.lost, truncated, infos
 
-    def render(self):  # what the agents see, in the colors and the size that videos need
-        return [frames[-1, :, :, None].repeat(3, 2).repeat(4, 0).repeat(4, 1) for frames in self.obs]
+    def render(self):
+        """The newest frame of each environment, in the size and the three colors of a video."""
+        frames = self.obs[:, -1, :, :, None]
+        return list(frames.repeat(4, axis=1).repeat(4, axis=2).repeat(3, axis=3))
 
 
 def make_envs(args, num_envs, render_mode=None):
     gym.register_envs(ale_py)
-    env_id = f"ALE/{args.env_id[:-14]}-v5" if args.env_id.endswith("NoFrameskip-v4") else args.env_id  # the flags set the rest
-    play = dict(noop_max=30, use_fire_reset=True, repeat_action_probability=0.25 if args.sticky else 0.0)  # [atari 1, 4]
-    look = dict(frameskip=4, maxpool=True, grayscale=True, img_height=84, img_width=84, stack_num=4)  # [atari 2, 5, 7]
-    envs = gym.make_vec(env_id, num_envs, "vector_entry_point", **play, **look, reward_clipping=False)  # [core 1]
-    return AtariLives(gym.wrappers.vector.RecordEpisodeStatistics(envs), lives_count=not args.sticky)
+    env_id = args.env_id
+    if env_id.endswith("NoFrameskip-v4"):  # the classic ids: what they stand for is set below
+        env_id = f"ALE/{env_id.removesuffix('NoFrameskip-v4')}-v5"
+    start = dict(noop_max=30, use_fire_reset=True)  # [atari 1, 4]
+    frames = dict(frameskip=4, maxpool=True, stack_num=4)  # [atari 2, 7]
+    images = dict(grayscale=True, img_height=84, img_width=84)  # [atari 5]
+    rules = dict(repeat_action_probability=0.25 if args.sticky else 0.0, reward_clipping=False)
+    settings = start | frames | images | rules
+    envs = gym.make_vec(env_id, num_envs, "vector_entry_point", **settings)  # [core 1]
+    envs = gym.wrappers.vector.RecordEpisodeStatistics(envs)  # of whole games
+    return AtariLives(envs, lives_count=not args.sticky)
 
 
 def layer_init(layer, gain=2**0.5):
@@ -132,296 +165,587 @@ def cnn(channels):
 
 
 class Agent(nn.Module):
+    """One network, the Nature CNN, for the policy and the value function [atari 8]."""
+
     def __init__(self, envs):
         super().__init__()
-        self.network = cnn(envs.single_observation_space.shape[0])  # [atari 8] shared by policy and value
+        self.network = cnn(envs.single_observation_space.shape[0])
         self.actor = layer_init(nn.Linear(512, int(envs.single_action_space.n)), gain=0.01)
         self.critic = layer_init(nn.Linear(512, 1), gain=1.0)
 
     def forward(self, obs):
+        """Log-probabilities of all actions, and values."""
         hidden = self.network(obs / 255)  # [atari 9]
         return self.actor(hidden).log_softmax(-1), self.critic(hidden).squeeze(-1)
 
 
 def sample(log_probs):
-    """An action for each row: where log-probabilities plus Gumbel noise (-log of exponential noise) peak is a sample."""
-    return (log_probs - torch.empty_like(log_probs).exponential_().log()).argmax(-1)
+    """Gumbel-max sampling, twice as fast as torch.distributions.Categorical."""
+    exponential_noise = torch.empty_like(log_probs).exponential_()
+    return (log_probs - exponential_noise.log()).argmax(-1)  # -log of it is Gumbel noise
 
 
 def load_policy(checkpoint, envs):
-    """The trained policy: a function from observations, and which of them end an episode, to actions."""
-    agent, first_action = Agent(envs), envs.single_action_space.start
+    """The trained policy for evaluation: a function from observations to actions."""
+    agent = Agent(envs).eval()
     agent.load_state_dict(checkpoint["agent"])
-    return torch.no_grad()(lambda obs, is_last: sample(agent(torch.from_numpy(obs))[0]).numpy() + first_action)
+
+    @torch.no_grad()
+    def policy(obs, is_last):
+        log_probs, _ = agent(torch.from_numpy(obs))
+        return sample(log_probs).numpy() + envs.single_action_space.start
+
+    return policy
 
 
-def meet(sent=None):
-    """Wait for all processes: what the first one sends to all, and the group in which they work together."""
-    box, message = [sent], "\nthis process is told to end, as all are when one is lost: go on with --resume"
-    try:
+def parse_first_args():
+    """The flags that were passed, and those of the run; a resumed run may use other devices."""
+    passed = tyro.cli(Args)
+    if passed.resume:
+        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        parser.add_argument("--device-ids", "--device_ids", nargs="*")
+        parser.add_argument("--backend")
+        _, sys.argv[1:] = parser.parse_known_args()
+    return passed, parse_args()
+
+
+def share_envs(args, world_size):
+    """The number of all environments, which a resumed run keeps [multigpu 9]."""
+    num_envs = args.local_num_envs * world_size  # [multigpu 1]
+    if args.resume:
+        run = json.loads(Path(args.resume, "run.json").read_text())
+        num_envs = args.local_num_envs * run["world_size"]
+    even = num_envs % world_size == 0
+    require(even, f"{world_size} processes cannot share {num_envs} environments evenly")
+    batch_size = num_envs * args.num_steps
+    require(args.total_timesteps >= batch_size, "total_timesteps is less than one rollout")
+    num_rows = num_envs // world_size * (args.num_steps // 3)  # two of three steps may only reset
+    require(args.num_minibatches <= num_rows, f"num_minibatches must be at most {num_rows}")
+    return num_envs
+
+
+def choose_device(args, local_rank, local_world_size):
+    """The GPU of this process, or the CPU."""
+    num_gpus = torch.cuda.device_count() if args.cuda and torch.cuda.is_available() else 0
+    device_ids = args.device_ids
+    if not device_ids and num_gpus > 0:
+        device_ids = [i % num_gpus for i in range(local_world_size)]
+    right_number = len(device_ids) in (0, local_world_size)
+    require(right_number, f"device_ids must be {local_world_size}, one for each process")
+    exist = all(0 <= i < num_gpus for i in device_ids)
+    require(exist, f"device_ids must be below {num_gpus}, the number of GPUs")
+    one_each = len(set(device_ids)) == local_world_size
+    require(args.backend == "gloo" or one_each, "backend nccl needs a GPU for each process")
+    return torch.device("cuda", device_ids[local_rank]) if device_ids else torch.device("cpu")
+
+
+def connect(message=None):
+    """Wait for all processes; returns the message of the first one, and their group."""
+    with explain("connect the processes"):
         dist.init_process_group("gloo", timeout=timedelta(minutes=5))
-        dist.broadcast_object_list(box)
-        backend = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}[box[0]["args"].backend]  # episodes are on no GPU
+        messages = [message]
+        dist.broadcast_object_list(messages)
+        is_nccl = messages[0]["passed"].backend == "nccl"
+        backend = "cpu:gloo,cuda:nccl" if is_nccl else "gloo"
         group = dist.new_group(backend=backend, timeout=timedelta(seconds=50))
-    except Exception as error:
-        raise SystemExit(f"the processes cannot meet: {type(error).__name__}: {error}".splitlines()[0]) from None
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(message))
-    return box[0], group
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
+    return messages[0], group
 
 
 def together(group, operation, *args):
-    """What all processes do at once, if they are many. Where one is lost, the others end with one line [multigpu 10]."""
+    """An operation of all processes. When one is lost, the others end with a line [multigpu 10]."""
+    if group is None:
+        return
     try:
-        if group is not None:
-            operation(*args, group=group)
+        operation(*args, group=group)
     except RuntimeError as error:
-        why = str(error).splitlines()[0].split("] ", 1)[-1].split(". ")[0]  # without what is about gloo's source
-        raise SystemExit(f"\nprocess {dist.get_rank()} has lost another one ({why}): go on with --resume") from None
+        reason = str(error).splitlines()[0].split("] ", 1)[-1].split(". ")[0]  # no source lines
+        lost = f"process {dist.get_rank()} has lost another one ({reason})"
+        raise SystemExit(f"\n{lost}, continue with --resume") from None
+
+
+class RandomStates:
+    """The random states of all processes, for the checkpoint [multigpu 9]."""
+
+    def __init__(self):
+        self.rng = []
+        self.cuda_rng = []
+
+    def state_dict(self):
+        return {"rng": self.rng, "cuda_rng": self.cuda_rng}
+
+    def load_state_dict(self, state):
+        self.rng = state["rng"]
+        self.cuda_rng = state["cuda_rng"]
+
+
+def pack(modules):
+    """The modules' states as bytes, whatever device they are on."""
+    buffer = io.BytesIO()
+    torch.save({name: module.state_dict() for name, module in modules.items()}, buffer)
+    return buffer.getvalue()
+
+
+def unpack(data, modules):
+    states = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    for name, module in modules.items():
+        module.load_state_dict(states[name])
+
+
+# -- the same in every PyTorch file: flags, errors, run folder, checkpoints ------------------------
+
+
+FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
+NUMPY = [np.ndarray, np.dtype, np._core.multiarray._reconstruct, np._core.multiarray.scalar]
+NUMPY += [type(np.dtype(code)) for code in "?bBhHiIlLefd"]
+torch.serialization.add_safe_globals(NUMPY)  # NumPy arrays and scalars fit into a checkpoint
+
+
+def require(condition, message):
+    if not condition:
+        raise ValueError(message)
+
+
+def require_positive(args, *names):
+    for name in names:
+        require(getattr(args, name) > 0, f"{name} must be positive, not {getattr(args, name)}")
+
+
+def require_fraction(args, *names):
+    for name in names:
+        value = getattr(args, name)
+        require(0 <= value <= 1, f"{name} must be between 0 and 1, not {value}")
+
+
+def require_memory(num_bytes):
+    free = psutil.virtual_memory().available
+    require(num_bytes < free, f"{num_bytes / 1e9:.1f} GB of memory needed, {free / 1e9:.1f} free")
+
+
+def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
+    """An episode's last observation must be its own, and videos need frames."""
+    require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
+    has_frames = "rgb_array" in envs.metadata.get("render_modes", ())
+    require(has_frames or not args.capture_video, "no rgb_array rendering for --capture-video")
+
+
+@contextmanager
+def explain(attempt):
+    """Report an error inside as one line; CLEANRL_TRACEBACK=1 shows where it comes from."""
+    try:
+        yield
+    except Exception as error:
+        if os.environ.get("CLEANRL_TRACEBACK"):
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise SystemExit(f"cannot {attempt}: {reason[:500]}") from None
+
+
+def parse_args():
+    """The flags of the command line, or with --resume those of the interrupted run."""
+    args = tyro.cli(Args)
+    if args.resume:
+        with explain(f"resume {args.resume}"):
+            args = load_args(args.resume)
+    with explain("run with these flags"):
+        for name, value in vars(args).items():
+            require(not isinstance(value, float) or math.isfinite(value), f"{name} is {value}")
+        require(0 <= args.seed < 2**32, "seed must be between 0 and 2**32 - 1")
+        args.check()
+    return args
+
+
+def load_args(folder):
+    """The flags of a run; only a larger --total-timesteps may be passed beside --resume."""
+    from pydantic import TypeAdapter
+
+    run = json.loads(Path(folder, "run.json").read_text())
+    require(run["file"] == Path(__file__).name, f"it is a run of {run['file']}")
+    if run.get("sha256", FILE_HASH) != FILE_HASH:
+        print(f"warning: {run['file']} has changed since this run started", file=sys.stderr)
+    recorded = TypeAdapter(Args).validate_python(run["args"] | {"resume": folder})
+    args = tyro.cli(Args, default=recorded)
+    changed = [name for name, value in vars(args).items() if value != getattr(recorded, name)]
+    require(set(changed) <= {"total_timesteps"}, f"do not pass {', '.join(changed)} with --resume")
+    require(args.total_timesteps >= recorded.total_timesteps, "total_timesteps can only grow")
+    return args
+
+
+def seed_everything(args):
+    random.seed(args.seed)
+    np.random.seed(args.seed)
+    torch.manual_seed(args.seed)
+    torch.use_deterministic_algorithms(args.torch_deterministic)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic matrix products
+    torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs 10%
+
+
+def make_run_folder(args):
+    """runs/{env_id}__{exp_name}__{seed}__{unix time}, at a second that no other run has taken."""
+    for second in itertools.count(int(time.time())):
+        name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
+        folder = Path("runs", re.sub(r"[/\\:]", "-", name))
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            continue
+
+
+def lock_run_folder(folder):
+    """Refuse a folder that another process is writing to."""
+    lock = FileLock(folder / "lock", timeout=0, is_singleton=True)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ValueError(f"process {(folder / 'pid').read_text()} is writing to it") from None
+    atexit.register(lock.release)
+    (folder / "pid").write_text(str(os.getpid()))
+
+
+def open_run(args, device, global_step, **more):
+    """The run folder, with the flags and versions in run.json, and its TensorBoard writer."""
+    folder = Path(args.resume or "runs")
+    with explain(f"log to {folder}"):
+        if args.track:
+            import wandb
+
+            wandb.login()  # a missing login is told before anything is written
+        if args.resume:
+            lock_run_folder(folder)
+            run = json.loads((folder / "run.json").read_text())
+        else:
+            describe = ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=40"]
+            here = Path(__file__).parent
+            git = subprocess.run(describe, cwd=here, capture_output=True, text=True)
+            run = {
+                "file": Path(__file__).name,
+                "sha256": FILE_HASH,
+                "tags": [tag for tag in os.environ.get("WANDB_TAGS", "").split(",") if tag],
+                "start_time": time.time(),
+                "commit": git.stdout.strip().removesuffix("-dirty"),
+                "dirty": git.stdout.strip().endswith("-dirty"),
+                "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+                "python": platform.python_version(),
+                "packages": {package.name: package.version for package in distributions()},
+            } | more
+            folder = make_run_folder(args)
+            lock_run_folder(folder)
+            shutil.copy(__file__, folder)  # the exact code of this run
+        run["args"] = asdict(args) | {"resume": None}
+        (folder / "run.tmp").write_text(json.dumps(run, indent=2, default=str))
+        os.replace(folder / "run.tmp", folder / "run.json")
+        if args.track:
+            project = dict(project=args.wandb_project_name, entity=args.wandb_entity)
+            names = dict(id=folder.name, name=folder.name, resume="allow")
+            wandb.init(**project, **names, config=asdict(args), sync_tensorboard=True)
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
+    print(f"run folder: {folder}")
+    print(f"device: {device}, {torch.get_num_threads()} CPU threads", flush=True)
+    return folder, SummaryWriter(folder, purge_step=global_step + 1)  # hides what a resume repeats
+
+
+def interrupt(number, frame):
+    """The first signal lets the loop save a checkpoint and stop, the second ends the program."""
+    interrupted.set()
+    signal.signal(number, signal.SIG_DFL)
+
+
+def check_finite(args, step, **values):
+    """End the run at the first NaN or infinity, before a checkpoint holds what became of it."""
+    for name, value in values.items():
+        finite = np.isfinite(value)
+        if not finite.all():
+            bad = np.asarray(value)[~finite][0]
+            raise SystemExit(f"{name} of {args.env_id} at step {step}: {bad}")
+
+
+class RecordVideo(gym.wrappers.vector.RecordVideo):
+    """Episodes of the first environment, 1,000 frames at most: they are kept in memory."""
+
+    def __init__(self, envs, folder, global_step):
+        prefix = f"step-{global_step}"
+        super().__init__(envs, f"{folder}/videos", name_prefix=prefix, record_first_only=True)
+
+    def _capture_frame(self):
+        super()._capture_frame()
+        if len(self.recorded_frames) >= 1000:
+            self.stop_recording()
+
+
+def log_videos(folder, logged, global_step):
+    """Upload the videos that are not in logged yet to Weights & Biases."""
+    import wandb
+
+    for path in sorted(set(folder.glob("videos/*.mp4")) - logged):
+        wandb.log({"videos": wandb.Video(str(path)), "global_step": global_step})
+        logged.add(path)
+
+
+def save_checkpoint(folder, args, modules, global_step):
+    """Write aside, then rename: the checkpoint is always whole. Stops the run if interrupted."""
+    settings = asdict(args) | {"resume": None}
+    checkpoint = {name: module.state_dict() for name, module in modules.items()}
+    checkpoint["args"] = json.loads(json.dumps(settings, default=str))
+    checkpoint["global_step"] = global_step
+    checkpoint["rng"] = torch.get_rng_state()
+    used_cuda = torch.cuda.is_initialized()
+    checkpoint["cuda_rng"] = torch.cuda.get_rng_state_all() if used_cuda else []
+    path = folder / "checkpoint.tmp"
+    with explain(f"save step {global_step} ({shutil.disk_usage(folder).free / 1e9:.1f} GB free)"):
+        require_finite_weights(checkpoint)
+        try:
+            torch.save(checkpoint, path)
+            types = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+            require(not types, f"a checkpoint cannot hold {', '.join(types)}")
+            os.replace(path, folder / "checkpoint.pt")
+        finally:
+            path.unlink(missing_ok=True)
+    if interrupted.is_set():
+        raise SystemExit(f"interrupted at step {global_step}, continue with --resume {folder}")
+
+
+def require_finite_weights(checkpoint):
+    states = {name: state for name, state in checkpoint.items() if isinstance(state, dict)}
+    for name, state in states.items():
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                require(value.isfinite().all(), f"{name}.{key} is not finite")
+
+
+def restore_checkpoint(args, modules):
+    """Load the run's last checkpoint into the modules; returns its step, 0 if there is none yet."""
+    path = Path(args.resume or "", "checkpoint.pt")
+    if not args.resume or not path.exists():
+        return 0
+    with explain(f"resume {args.resume}"):
+        try:
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception:
+            raise ValueError("checkpoint.pt is damaged, or holds more than weights") from None
+        require_finite_weights(checkpoint)
+        for name, module in modules.items():
+            require(name in checkpoint, f"its checkpoint has no {name}")
+            module.load_state_dict(checkpoint[name])
+        torch.set_rng_state(checkpoint["rng"])
+        torch.cuda.set_rng_state_all(checkpoint["cuda_rng"][: torch.cuda.device_count()])
+        return checkpoint["global_step"]
+
+
+# -- the algorithm ---------------------------------------------------------------------------------
 
 
 if __name__ == "__main__":
-    # check what was asked for before anything is written
-    variables = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}  # torchrun sets them
-    rank, local_rank, world_size, local_world_size = (int(os.environ.get(name, x)) for name, x in variables.items())
-    told, group = meet() if rank > 0 else ({}, None)  # all wait until the first one has checked, so that a refusal is one line
-    args, start_time = tyro.cli(Args), time.time()
-    asked, resume, asked_id, place = args, args.resume, args.env_id, {"device_ids": args.device_ids, "backend": args.backend}
-    if rank > 0:
-        if args != told["asked"]:
-            raise SystemExit(f"process {rank} was started with other flags than process 0")
-        args = told["args"]
-    elif resume is not None:
-        if args != Args(resume=resume, env_id=asked_id, **place):
-            raise SystemExit("--resume goes on with the run's own flags: give no others, but for --device-ids and --backend")
-        try:  # the folder may be a stranger's: it is only believed in what cannot do harm
-            about = json.loads(Path(resume, "run.json").read_text())
-            args = Args(**about["args"] | place)
-            assert about["file"] == Path(__file__).name, f"it is a run of {about['file']}"
-            args.local_num_envs, left = divmod(args.local_num_envs * about["world_size"], world_size)  # [multigpu 9]
-            assert left == 0, f"{world_size} processes cannot share its environments evenly"
-            kinds = Args.__annotations__ | {"device_ids": tuple, "backend": str}
-            assert all(isinstance(value, kinds[name]) for name, value in vars(args).items()), "wrong types"
-        except Exception as error:
-            raise SystemExit(f"cannot resume {resume}: {type(error).__name__}: {error}".splitlines()[0]) from None
-        if args.env_id != asked_id and (":" in args.env_id or asked_id != Args.env_id):  # an id may name a module to import
-            raise SystemExit(f"{resume} is a run on {args.env_id!r}: add --env-id with that id if you trust what it imports")
-    run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(start_time)}".translate(str.maketrans("/\\:", "---"))
-    run_folder = Path("runs", run_name) if resume is None else Path(resume).absolute()
-
-    # check that the numbers fit together and the file fits the environment
-    num_envs = args.local_num_envs * world_size  # [multigpu 1]
-    for rule in (
-        "local_num_envs > 0; num_minibatches > 0; update_epochs > 0; checkpoint_interval > 0; num_envs * num_steps < 2**31; "
-        "num_minibatches <= local_num_envs * (num_steps // 2); "  # every other step may be a reset, which is not learned from
-        "total_timesteps >= num_envs * num_steps; 0 <= gamma <= 1; 0 <= gae_lambda <= 1; clip_coef > 0; max_grad_norm > 0; "
-        "0 < learning_rate < 1e9; abs(ent_coef) < 1e9; abs(vf_coef) < 1e9; 0 <= seed < 2**32"
-    ).split("; "):
-        if not eval(rule, {"num_envs": num_envs}, vars(args)):
-            raise SystemExit(f"these flags do not fit: {rule} must hold")
-    num_gpus = torch.cuda.device_count() if args.cuda and torch.cuda.is_available() else 0
-    device_ids = args.device_ids or [i % num_gpus for i in range(local_world_size) if num_gpus]
-    for need, is_met in {
-        f"--device-ids for the {local_world_size} processes of a machine": len(device_ids) in (0, local_world_size),
-        f"--device-ids of GPUs that it may use: it has {num_gpus}": all(0 <= i < num_gpus for i in device_ids),
-        "--backend gloo: nccl takes a GPU for each process": args.backend == "gloo" or len({*device_ids}) == local_world_size,
-    }.items():
-        if not is_met:
-            raise SystemExit(f"{Path(__file__).name} needs {need}")
-    try:
-        envs = make_envs(args, args.local_num_envs, "rgb_array" if args.capture_video else None)
-    except Exception as error:
-        raise SystemExit(f"cannot make {args.env_id}: {type(error).__name__}: {error}".splitlines()[0]) from None
-    obs_space, action_space = envs.single_observation_space, envs.single_action_space
-    for need, is_met in {
-        "Box observations": isinstance(obs_space, gym.spaces.Box),
-        "Discrete actions": isinstance(action_space, gym.spaces.Discrete),
-        "resets on the step after an end": envs.metadata.get("autoreset_mode") == gym.vector.AutoresetMode.NEXT_STEP,
-        "rgb_array rendering for a video": not args.capture_video or "rgb_array" in envs.metadata.get("render_modes", ()),
-    }.items():
-        if not is_met:
-            raise SystemExit(f"{Path(__file__).name} needs {need}, which {args.env_id} does not have")
-
-    # seed, build, restore
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic matrix products need on a GPU
-    torch.use_deterministic_algorithms(args.torch_deterministic)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # or all new memory is written twice
-    torch.manual_seed(args.seed)
-    batch_size = num_envs * args.num_steps
-    num_iterations = args.total_timesteps // batch_size
-    device = torch.device("cuda", device_ids[local_rank]) if device_ids else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    torch.set_num_threads(1 if device.type == "cuda" else torch.get_num_threads())  # idle ones would be in the emulators' way
-    agent = Agent(envs).to(device)
-    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5, fused=True)  # [core 3]
-    parts, checkpoint, global_step = {"agent": agent, "optimizer": optimizer}, told.get("checkpoint"), 0  # [multigpu 2]
-    if checkpoint is not None or (resume is not None and (run_folder / "checkpoint.pt").exists()):
-        try:
-            if checkpoint is None:
-                checkpoint = torch.load(run_folder / "checkpoint.pt", map_location="cpu", weights_only=True)
-            for name, part in parts.items():
-                part.load_state_dict(checkpoint[name])
-            for p, state in optimizer.state.items():  # fused Adam writes to them without a look at their shapes
-                shapes = {name: x.shape for name, x in state.items() if x.is_contiguous()}
-                if shapes != {"step": (), "exp_avg": p.shape, "exp_avg_sq": p.shape}:
-                    raise ValueError("an optimizer of other shapes")
-            if rank < len(checkpoint["rng"]):
-                torch.set_rng_state(checkpoint["rng"][rank])
-            if rank < len(checkpoint["cuda_rng"]) and device.type == "cuda":
-                torch.cuda.set_rng_state(checkpoint["cuda_rng"][rank])
-            global_step = int(checkpoint["global_step"])
-            assert global_step in range(0, num_iterations * batch_size + 1, batch_size), f"step {global_step} of another run"
-        except Exception as error:
-            raise SystemExit(f"cannot resume {resume}: {type(error).__name__}: {error}".splitlines()[0]) from None
-    own_seed = int(np.random.SeedSequence((args.seed, global_step, rank)).generate_state(1)[0] >> 2)  # 30 bits [multigpu 3]
-    if rank > 0 and rank >= len(checkpoint["rng"]):  # the first process goes on after its weights
-        torch.manual_seed(own_seed)
-
-    # the rollout: row t is what the agent saw and did at step t, and what the environments answered
-    obs = np.zeros((args.num_steps + 1, args.local_num_envs, *obs_space.shape), dtype=np.uint8)
-    is_last = np.zeros((args.num_steps + 1, args.local_num_envs), dtype=bool)  # obs[t] ends an episode: step t will only reset
-    values = np.zeros((args.num_steps + 1, args.local_num_envs), dtype=np.float32)  # one pass gives policy and value
-    logprobs = np.zeros((args.num_steps, args.local_num_envs), dtype=np.float32)
-    actions = np.zeros((args.num_steps, args.local_num_envs), dtype=np.int64)
-    rewards = np.zeros((args.num_steps, args.local_num_envs), dtype=np.float32)
-    terminated = np.zeros((args.num_steps, args.local_num_envs), dtype=bool)
-
-    # open the logs
-    git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True, text=True)
-    about = {
-        "file": Path(__file__).name,
-        "args": asdict(args),
-        "tags": list(filter(None, os.environ.get("WANDB_TAGS", "").split(","))),
-        "world_size": world_size,
-        "start_time": start_time,
-        "commit": git.stdout.strip(),
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine(),
-        "python": platform.python_version(),
-        "packages": {d.name: d.version for d in distributions()},
-    }
-    try:
-        if args.track and rank == 0:  # who alone writes [multigpu 8]
-            import wandb
-
-            names = dict(project=args.wandb_project_name, entity=args.wandb_entity, name=run_folder.name, id=run_folder.name)
-            wandb.init(**names, config=asdict(args), resume="allow", sync_tensorboard=True, save_code=True)
-        if resume is None and rank == 0:  # the folder appears with run.json in it, or not at all
-            assert not run_folder.exists(), "there is such a run already"
-            os.makedirs(f"{run_folder}.tmp")
-            Path(f"{run_folder}.tmp", "run.json").write_text(json.dumps(about, indent=2))
-            os.rename(f"{run_folder}.tmp", run_folder)
-    except Exception as error:
-        raise SystemExit(f"cannot log to {run_folder}: {type(error).__name__}: {error}".splitlines()[0]) from None
+    rank = int(os.environ.get("RANK", 0))  # torchrun sets these
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    processes = None  # the group that works together, if there are several
     if rank == 0:
-        print(f"run folder: {run_folder}", flush=True)
-        writer = SummaryWriter(run_folder, purge_step=global_step + 1)  # hides what was logged after the checkpoint
-    videos, logged_videos = run_folder / "videos", set(run_folder.glob("videos/*.mp4"))
-    if args.capture_video and rank == 0:
-        envs = gym.wrappers.vector.RecordVideo(envs, str(videos), name_prefix=f"step-{global_step}", record_first_only=True)
+        passed, args = parse_first_args()
+        with explain("run with these flags"):
+            num_envs = share_envs(args, world_size)
+    else:  # wait until the first process has checked everything, so that it alone complains
+        first, processes = connect()
+        passed, args, num_envs = first["passed"], first["args"], first["num_envs"]
+        if tyro.cli(Args) != passed:
+            raise SystemExit(f"process {rank} was started with other flags than process 0")
+    N = num_envs // world_size  # environments of this process
+    with explain("run on these devices"):
+        device = choose_device(passed, local_rank, local_world_size)
+    with explain(f"train on {args.env_id}"):
+        envs = make_envs(args, N, "rgb_array" if args.capture_video else None)
+        obs_space, action_space = envs.single_observation_space, envs.single_action_space
+        require(
+            isinstance(obs_space, gym.spaces.Box), "ppo_atari_multigpu.py needs Box observations"
+        )
+        is_discrete = isinstance(action_space, gym.spaces.Discrete)
+        require(is_discrete, "ppo_atari_multigpu.py needs Discrete actions")
+        require_envs(args, envs)
+        require_memory(local_world_size * N * args.num_steps * math.prod(obs_space.shape))
 
-    # meet the other processes, which have waited since their start
-    if world_size > 1 and rank == 0:
-        new = {"agent": {name: x.cpu() for name, x in agent.state_dict().items()}, "optimizer": optimizer.state_dict()}
-        new |= {"rng": [], "cuda_rng": [], "global_step": 0}
-        _, group = meet({"asked": asked, "args": args, "checkpoint": checkpoint or new})
+    seed_everything(args)
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the initial weights do not depend on the number of cores
+    agent = Agent(envs)
+    use_cuda = device.type == "cuda"
+    if use_cuda:
+        torch.cuda.set_device(device)
+    torch.set_num_threads(1 if use_cuda else num_threads)  # more would slow the emulators
+    agent.to(device)
+    adam = dict(lr=args.learning_rate, eps=1e-5, fused=True)  # [core 3]
+    optimizer = torch.optim.Adam(agent.parameters(), **adam)
+    random_states = RandomStates()
+    modules = {"agent": agent, "optimizer": optimizer, "random_states": random_states}
+    if rank == 0:  # the others get its weights [multigpu 2]; it alone writes [multigpu 8]
+        global_step = restore_checkpoint(args, modules)
+        run_folder, writer = open_run(args, device, global_step, world_size=world_size)
+        logged_videos = set(run_folder.glob("videos/*.mp4"))
+        if args.capture_video:
+            envs = RecordVideo(envs, run_folder, global_step)
+        if world_size > 1:
+            message = dict(passed=passed, args=args, num_envs=num_envs, global_step=global_step)
+            _, processes = connect(message | {"modules": pack(modules)})
+    else:
+        global_step = first["global_step"]
+        unpack(first["modules"], modules)
+    start_step = global_step
+    own_seed = np.random.SeedSequence((args.seed, global_step, rank)).generate_state(1)[0] >> 2
+    if rank < len(random_states.rng):
+        torch.set_rng_state(random_states.rng[rank])
+    elif rank > 0:  # random numbers of its own [multigpu 3]
+        torch.manual_seed(int(own_seed))
+    if use_cuda and rank < len(random_states.cuda_rng):
+        torch.cuda.set_rng_state(random_states.cuda_rng[rank])
 
-    # train, from new episodes also after a resume
-    obs[-1], _ = envs.reset(seed=own_seed)
-    loop_start, start_step = time.time(), global_step
-    progress = tqdm(initial=global_step, total=num_iterations * batch_size, unit="step", unit_scale=True, disable=rank > 0)
-    for iteration in range(global_step // batch_size, num_iterations):
+    # the rollout; obs[t] with is_last[t] ends an episode, and step t only resets that environment
+    T = args.num_steps
+    obs = np.zeros((T + 1, N, *obs_space.shape), dtype=np.uint8)
+    is_last = np.zeros((T + 1, N), dtype=bool)
+    actions = np.zeros((T, N), dtype=np.int64)
+    old_log_probs = np.zeros((T, N), dtype=np.float32)
+    values = np.zeros((T + 1, N), dtype=np.float32)  # by the same pass of the network as actions
+    rewards = np.zeros((T, N), dtype=np.float32)
+    terminated = np.zeros((T, N), dtype=bool)
+    num_iterations = args.total_timesteps // (T * num_envs)
+    obs[-1], _ = envs.reset(seed=int(own_seed))  # the emulators take 31 bits
+    start_time = time.time()
+    total = num_iterations * T * num_envs
+    progress = tqdm(
+        initial=global_step, total=total, unit="step", unit_scale=True, disable=rank > 0
+    )
+
+    for iteration in range(global_step // (T * num_envs), num_iterations):
         if args.anneal_lr:  # [core 4]
-            optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - iteration / num_iterations)
+            for group in optimizer.param_groups:
+                group["lr"] = args.learning_rate * (1 - iteration / num_iterations)
 
         # act
+        agent.eval()
         episodes = []
         obs[0], is_last[0] = obs[-1], is_last[-1]
-        for t in range(args.num_steps):
+        for t in range(T):
             with torch.no_grad():
                 log_probs, value = agent(torch.from_numpy(obs[t]).to(device))
-                action = sample(log_probs)
-            actions[t], values[t] = action.cpu(), value.cpu()
-            logprobs[t] = log_probs.gather(1, action[:, None]).squeeze(1).cpu()
-            obs[t + 1], scores, terminated[t], truncated, infos = envs.step(actions[t] + action_space.start)
-            rewards[t] = np.sign(scores)  # [atari 6]
+            action = sample(log_probs)
+            actions[t] = action.cpu().numpy()
+            old_log_probs[t] = log_probs.gather(1, action[:, None]).squeeze(1).cpu().numpy()
+            values[t] = value.cpu().numpy()
+            next_step = envs.step(actions[t] + action_space.start)
+            obs[t + 1], rewards[t], terminated[t], truncated, infos = next_step
             is_last[t + 1] = terminated[t] | truncated
             for i in np.flatnonzero(infos.get("_episode", ())):
-                end_step = global_step + rank * args.local_num_envs + i + 1
-                episodes.append((int(end_step), float(infos["episode"]["r"][i]), int(infos["episode"]["l"][i])))
+                step, episode = global_step + rank * N + i + 1, infos["episode"]
+                episodes.append((int(step), float(episode["r"][i]), int(episode["l"][i])))
             global_step += num_envs
-        progress.update(batch_size)
+            check_finite(args, global_step, reward=rewards[t])
+            rewards[t] = np.sign(rewards[t])  # [atari 6]
+        progress.update(T * num_envs)
 
-        # estimate advantages [core 5]: a truncated episode is bootstrapped from its last observation, a terminated one is not
-        values[-1] = torch.no_grad()(agent)(torch.from_numpy(obs[-1]).to(device))[1].cpu()
+        # estimate advantages [core 5]; truncated episodes are bootstrapped, terminated ones are not
+        with torch.no_grad():
+            _, value = agent(torch.from_numpy(obs[-1]).to(device))
+        values[-1] = value.cpu().numpy()
         deltas = rewards + args.gamma * values[1:] * ~terminated - values[:-1]
         advantages, advantage = np.zeros_like(rewards), np.float32(0)
-        for t in reversed(range(args.num_steps)):
-            advantages[t] = advantage = deltas[t] + args.gamma * args.gae_lambda * advantage * ~is_last[t + 1]
+        for t in reversed(range(T)):
+            advantage = deltas[t] + args.gamma * args.gae_lambda * advantage * ~is_last[t + 1]
+            advantages[t] = advantage
         returns = advantages + values[:-1]
 
         # learn, but not from the steps that only reset an environment
-        b_obs, b_actions, b_logprobs, b_values, b_advantages, b_returns = (
+        b_obs, b_actions, b_log_probs, b_values, b_advantages, b_returns = (
             torch.from_numpy(x[~is_last[:-1]]).to(device)
-            for x in (obs[:-1], actions, logprobs, values[:-1], advantages, returns)
+            for x in (obs[:-1], actions, old_log_probs, values[:-1], advantages, returns)
         )
+        agent.train()
         clipfracs = []
-        for _epoch in range(args.update_epochs):
-            minibatches = torch.randperm(len(b_obs), device=device).tensor_split(args.num_minibatches)  # [core 6]
+        for _ in range(args.update_epochs):
+            order = torch.randperm(len(b_obs), device=device)
+            minibatches = order.tensor_split(args.num_minibatches)  # [core 6]
+
+            # mean and standard deviation of the advantages of all processes [multigpu 4]
             powers = b_advantages.double() ** torch.arange(3, device=device)[:, None]
             sums = torch.stack([powers[:, mb].sum(1) for mb in minibatches], 1)
-            together(group, dist.all_reduce, sums)  # [multigpu 4] a minibatch is what all processes take for it
-            counts, means, squares = sums[0], *(sums[1:] / sums[0])
+            together(processes, dist.all_reduce, sums)
+            counts, means, squares = sums[0], sums[1] / sums[0], sums[2] / sums[0]
             stds = (squares - means**2).clamp(min=0).sqrt()
-            for mb, count, mean, std in zip(minibatches, counts.float(), means.float(), stds.float(), strict=True):
+            moments = zip(counts.float(), means.float(), stds.float(), strict=True)
+            for mb, (count, mean, std) in zip(minibatches, moments, strict=True):
                 log_probs, value = agent(b_obs[mb])
-                logratio = log_probs.gather(1, b_actions[mb, None]).squeeze(1) - b_logprobs[mb]
-                ratio = logratio.exp()
-                mb_advantages = b_advantages[mb]
+                log_ratio = log_probs.gather(1, b_actions[mb, None]).squeeze(1) - b_log_probs[mb]
+                ratio = log_ratio.exp()
+                adv = b_advantages[mb]
                 if args.norm_adv:  # [core 7]
-                    mb_advantages = (mb_advantages - mean) / (std + 1e-8)
+                    adv = (adv - mean) / (std + 1e-8)
 
-                # every mean is over the rows of all processes: here is this one's share of it [multigpu 5]
+                # means over the rows of all processes: this is one's share of them [multigpu 5]
                 clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
-                policy_loss = -torch.min(mb_advantages * ratio, mb_advantages * clipped_ratio).sum() / count  # [core 8]
+                policy_loss = -torch.min(adv * ratio, adv * clipped_ratio).sum() / count  # [core 8]
                 value_error = (value - b_returns[mb]) ** 2
                 if args.clip_vloss:  # [core 9]
-                    clipped_value = b_values[mb] + (value - b_values[mb]).clamp(-args.clip_coef, args.clip_coef)
-                    value_error = torch.max(value_error, (clipped_value - b_returns[mb]) ** 2)
+                    change = (value - b_values[mb]).clamp(-args.clip_coef, args.clip_coef)
+                    clipped_error = (b_values[mb] + change - b_returns[mb]) ** 2
+                    value_error = torch.max(value_error, clipped_error)
                 value_loss = 0.5 * value_error.sum() / count
-                entropy = -(log_probs.exp() * log_probs).sum() / count
-                loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy  # [core 10]
-                approx_kl, old_approx_kl = (ratio - 1 - logratio).sum() / count, -logratio.sum() / count  # [core 12]
+                p_log_p = log_probs.exp() * log_probs.clamp(min=-1e9)  # 0 where an action is masked
+                entropy = -p_log_p.sum() / count
+                loss = (
+                    policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy
+                )  # [core 10]
+                approx_kl = (ratio - 1 - log_ratio).sum() / count  # [core 12]
+                old_approx_kl = -log_ratio.sum() / count
                 clipfrac = ((ratio - 1).abs() > args.clip_coef).sum() / count
 
                 optimizer.zero_grad()
                 loss.backward()
+                # add up the gradients and losses of all processes at once [multigpu 6]
                 grads = [p.grad for p in agent.parameters()]
-                shares = torch.stack([policy_loss, value_loss, entropy, approx_kl, old_approx_kl, clipfrac]).detach()
-                flat = nn.utils.parameters_to_vector([*grads, shares])
-                together(group, dist.all_reduce, flat)  # [multigpu 6] all shares at once
+                losses = [policy_loss, value_loss, entropy, approx_kl, old_approx_kl, clipfrac]
+                flat = nn.utils.parameters_to_vector([*grads, torch.stack(losses).detach()])
+                together(processes, dist.all_reduce, flat)
                 nn.utils.vector_to_parameters(flat, grads)
-                policy_loss, value_loss, entropy, approx_kl, old_approx_kl, clipfrac = flat[-len(shares) :].clone()
+                losses = flat[-len(losses) :].clone()
+                policy_loss, value_loss, entropy, approx_kl, old_approx_kl, clipfrac = losses
                 nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)  # [core 11]
                 optimizer.step()
                 clipfracs.append(clipfrac)
-            if args.target_kl is not None and approx_kl > args.target_kl:  # [multigpu 7] the same for all
+            if args.target_kl is not None and approx_kl > args.target_kl:  # [multigpu 7]
                 break
 
-        # log, in the first process, what all have seen
-        states = torch.get_rng_state(), torch.cuda.get_rng_state() if device.type == "cuda" else None
-        everything = [(episodes, b_returns.cpu(), b_values.cpu(), *states)] * world_size
-        together(group, dist.all_gather_object, everything, everything[0])
+        # gather what the first process logs and saves
+        check_finite(args, global_step, loss=loss.item())
+        report = {
+            "episodes": episodes,
+            "returns": b_returns.cpu(),
+            "values": b_values.cpu(),
+            "rng": torch.get_rng_state(),
+            "cuda_rng": torch.cuda.get_rng_state() if use_cuda else None,
+            "interrupted": interrupted.is_set(),
+        }
+        reports = [report] * world_size
+        together(processes, dist.all_gather_object, reports, report)
+        if any(report["interrupted"] for report in reports):  # all stop after this iteration
+            interrupted.set()
+        if rank > 0 and interrupted.is_set():
+            break
         if rank > 0:
             continue
-        episodes, b_returns, b_values, rng, cuda_rng = zip(*everything, strict=True)
-        for end_step, episodic_return, episodic_length in sorted(chain(*episodes)):
-            writer.add_scalar("charts/episodic_return", episodic_return, end_step)
-            writer.add_scalar("charts/episodic_length", episodic_length, end_step)
+
+        # log
+        all_episodes = itertools.chain(*(report["episodes"] for report in reports))
+        for step, episodic_return, episodic_length in sorted(all_episodes):
+            writer.add_scalar("charts/episodic_return", episodic_return, step)
+            writer.add_scalar("charts/episodic_length", episodic_length, step)
             progress.set_postfix(episodic_return=f"{episodic_return:.1f}", refresh=False)
-        b_returns, b_values = torch.cat(b_returns), torch.cat(b_values)
+        b_returns = torch.cat([report["returns"] for report in reports])
+        b_values = torch.cat([report["values"] for report in reports])
         for name, scalar in {
             "charts/learning_rate": optimizer.param_groups[0]["lr"],
-            "charts/SPS": int((global_step - start_step) / (time.time() - loop_start)),
+            "charts/SPS": int((global_step - start_step) / (time.time() - start_time)),
             "losses/value_loss": value_loss,
             "losses/policy_loss": policy_loss,
             "losses/entropy": entropy,
@@ -431,23 +755,15 @@ if __name__ == "__main__":
             "losses/explained_variance": 1 - (b_returns - b_values).var() / b_returns.var(),
         }.items():
             writer.add_scalar(name, scalar, global_step)
-        for video in set(videos.glob("*.mp4")) - logged_videos if args.track else ():
-            wandb.log({"videos": wandb.Video(str(video)), "global_step": global_step})
-            logged_videos.add(video)
+        is_due = (iteration + 1) % args.checkpoint_interval == 0 or iteration + 1 == num_iterations
+        if is_due or interrupted.is_set():
+            writer.flush()
+            if args.track:
+                log_videos(run_folder, logged_videos, global_step)
+            random_states.rng = [report["rng"] for report in reports]
+            random_states.cuda_rng = [report["cuda_rng"] for report in reports if use_cuda]
+            save_checkpoint(run_folder, args, modules, global_step)
 
-        # checkpoint
-        if (iteration + 1) % args.checkpoint_interval == 0 or iteration + 1 == num_iterations:
-            checkpoint = {name: part.state_dict() for name, part in parts.items()} | {
-                "rng": list(rng),
-                "cuda_rng": [state for state in cuda_rng if state is not None],
-                "global_step": global_step,
-            }
-            writer.flush()  # the curves reach as far as the checkpoint
-            (run_folder / "checkpoint.tmp").unlink(missing_ok=True)  # never write through a stranger's link
-            torch.save(checkpoint, run_folder / "checkpoint.tmp")
-            os.replace(run_folder / "checkpoint.tmp", run_folder / "checkpoint.pt")  # whole, or not at all
-
-    progress.close()
     envs.close()
     if rank == 0:
         writer.close()
