@@ -467,11 +467,8 @@ if __name__ == "__main__":
     with explain(f"train on {args.env_id}"):
         envs = make_envs(args, args.num_envs, "rgb_array" if args.capture_video else None)
         obs_space, action_space = envs.single_observation_space, envs.single_action_space
-        require(isinstance(obs_space, gym.spaces.Box), "ppo_atari_lstm.py needs Box observations")
-        require(
-            isinstance(action_space, gym.spaces.Discrete),
-            "ppo_atari_lstm.py needs Discrete actions",
-        )
+        require(isinstance(obs_space, gym.spaces.Box), "Box observations are needed")
+        require(isinstance(action_space, gym.spaces.Discrete), "Discrete actions are needed")
         require_envs(args, envs)
         require_memory(args.num_envs * args.num_steps * math.prod(obs_space.shape))
 
@@ -618,5 +615,6 @@ if __name__ == "__main__":
                 log_videos(run_folder, logged_videos, global_step)
             save_checkpoint(run_folder, args, modules, global_step)
 
+    progress.close()
     envs.close()
     writer.close()
