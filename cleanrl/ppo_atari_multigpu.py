@@ -247,7 +247,8 @@ def connect(message=None):
         dist.broadcast_object_list(messages)
         is_nccl = messages[0]["passed"].backend == "nccl"
         backend = "cpu:gloo,cuda:nccl" if is_nccl else "gloo"
-        group = dist.new_group(backend=backend, timeout=timedelta(seconds=50))
+        patience = timedelta(minutes=30)  # the first process may encode a long video meanwhile
+        group = dist.new_group(backend=backend, timeout=patience)
     signal.signal(signal.SIGINT, interrupt)
     signal.signal(signal.SIGTERM, interrupt)
     return messages[0], group
