@@ -543,10 +543,8 @@ if __name__ == "__main__":
     with explain(f"train on {args.env_id}"):
         pools = [make_envs(args, args.num_envs // args.num_pools) for _ in range(args.num_pools)]
         obs_space, action_space = pools[0].single_observation_space, pools[0].single_action_space
-        require(isinstance(obs_space, gym.spaces.Box), "ppg_procgen.py needs Box observations")
-        require(
-            isinstance(action_space, gym.spaces.Discrete), "ppg_procgen.py needs Discrete actions"
-        )
+        require(isinstance(obs_space, gym.spaces.Box), "Box observations are needed")
+        require(isinstance(action_space, gym.spaces.Discrete), "Discrete actions are needed")
         require_envs(args, pools[0])
         rollout_bytes = args.num_envs * args.num_steps * math.prod(obs_space.shape)
         aux_bytes = args.n_iteration * rollout_bytes
@@ -773,6 +771,7 @@ if __name__ == "__main__":
         elif interrupted.is_set():
             raise SystemExit(f"interrupted in a phase, repeat it with --resume {run_folder}")
 
+    progress.close()
     for pool in pools:
         pool.close()
     writer.close()

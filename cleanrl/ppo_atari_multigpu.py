@@ -560,11 +560,8 @@ if __name__ == "__main__":
     with explain(f"train on {args.env_id}"):
         envs = make_envs(args, N, "rgb_array" if args.capture_video else None)
         obs_space, action_space = envs.single_observation_space, envs.single_action_space
-        require(
-            isinstance(obs_space, gym.spaces.Box), "ppo_atari_multigpu.py needs Box observations"
-        )
-        is_discrete = isinstance(action_space, gym.spaces.Discrete)
-        require(is_discrete, "ppo_atari_multigpu.py needs Discrete actions")
+        require(isinstance(obs_space, gym.spaces.Box), "Box observations are needed")
+        require(isinstance(action_space, gym.spaces.Discrete), "Discrete actions are needed")
         require_envs(args, envs)
         require_memory(local_world_size * N * args.num_steps * math.prod(obs_space.shape))
 
@@ -765,6 +762,7 @@ if __name__ == "__main__":
             random_states.cuda_rng = [report["cuda_rng"] for report in reports if use_cuda]
             save_checkpoint(run_folder, args, modules, global_step)
 
+    progress.close()
     envs.close()
     if rank == 0:
         writer.close()

@@ -525,10 +525,8 @@ if __name__ == "__main__":
     with explain(f"train on {args.env_id}"):
         pools = [make_envs(args, args.num_envs // args.num_pools) for _ in range(args.num_pools)]
         obs_space, action_space = pools[0].single_observation_space, pools[0].single_action_space
-        require(isinstance(obs_space, gym.spaces.Box), "ppo_procgen.py needs Box observations")
-        require(
-            isinstance(action_space, gym.spaces.Discrete), "ppo_procgen.py needs Discrete actions"
-        )
+        require(isinstance(obs_space, gym.spaces.Box), "Box observations are needed")
+        require(isinstance(action_space, gym.spaces.Discrete), "Discrete actions are needed")
         require_envs(args, pools[0])
         require_memory(args.num_envs * args.num_steps * math.prod(obs_space.shape))
 
@@ -705,6 +703,7 @@ if __name__ == "__main__":
             writer.flush()
             save_checkpoint(run_folder, args, modules, global_step)
 
+    progress.close()
     for pool in pools:
         pool.close()
     writer.close()
