@@ -1,34 +1,45 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#     "flax>=0.12", "gymnasium[classic-control]>=1.2.1,<2", "gymnax>=1.0", "jax>=0.9", "moviepy>=2", "numpy>=2",
-#     "optax>=0.2.6", "six", "tensorboard>=2.20", "tqdm>=4.67", "tyro>=1.0", "wandb>=0.22",
+#     "filelock>=3.20", "flax>=0.12", "gymnasium[classic-control]>=1.2.1,<2", "gymnax>=1.0",
+#     "jax>=0.9", "moviepy>=2", "numpy>=2", "optax>=0.2.6", "psutil>=7", "pydantic>=2.11", "six",
+#     "tensorboard>=2.20", "tqdm>=4.67", "tyro>=1.0", "wandb>=0.22",
 # ]
 # ///
-"""Categorical DQN (C51) as one compiled program, for Box observations and discrete actions.
+"""Categorical DQN (C51) as one compiled program, for vector observations and discrete actions.
 
-    uv run cleanrl/c51_jax.py                                # CartPole-v1 to a return near 500
-    uv run cleanrl/c51_jax.py --env-id Breakout-MinAtar      # gymnax's environments are part of the program
-    uv run cleanrl/c51_jax.py --no-gymnax                    # Gymnasium's are called by it
-    uv run cleanrl/c51_jax.py --resume runs/<run>            # go on after an interruption
+    uv run cleanrl/c51_jax.py                                # CartPole-v1, to a return near 500
+    uv run cleanrl/c51_jax.py --env-id Breakout-MinAtar      # gymnax environments are compiled too
+    uv run cleanrl/c51_jax.py --no-gymnax                    # Gymnasium environments are called
+    uv run cleanrl/c51_jax.py --resume runs/<run>            # continue an interrupted run
     tensorboard --logdir runs
 
-Numbers in brackets, such as [c51 2], are the implementation details explained in docs/rl-algorithms/{c51,dqn}.md.
+Tags such as [c51 2] refer to the implementation details in docs/rl-algorithms/{c51,dqn}.md.
 """
 
+import atexit
+import hashlib
+import itertools
 import json
 import math
 import os
 import platform
+import random
+import re
+import shutil
+import signal
 import subprocess
+import sys
+import threading
 import time
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
 
-if "deterministic" not in os.environ.setdefault("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] += " --xla_gpu_deterministic_ops=true"  # the same bits on a GPU too; XLA reads it once
+if "deterministic" not in os.environ.setdefault("XLA_FLAGS", ""):  # XLA reads it only once
+    os.environ["XLA_FLAGS"] += " --xla_gpu_deterministic_ops=true"  # the same bits on a GPU too
 import flax.linen as nn
 import gymnasium as gym
 import gymnax
@@ -36,335 +47,644 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import psutil
 import tyro
+from filelock import FileLock, Timeout
 from flax.serialization import from_state_dict, msgpack_restore, msgpack_serialize, to_state_dict
 from gymnax.wrappers.gym import GymnaxToGymWrapper
 from jax.experimental import io_callback
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer import event_file_writer
+from tensorboard.summary.writer.record_writer import RecordWriter
 from tqdm import tqdm
 
 
 @dataclass
 class Args:
-    exp_name: str = Path(__file__).stem  # name of this experiment
-    seed: int = 1  # seed of the weights, the environments and every sampled number
-    cuda: bool = True  # use the GPU if there is one and the networks have enough to do to gain from it
-    track: bool = False  # also log to Weights & Biases
-    wandb_project_name: str = "cleanRL"  # project to log to
-    wandb_entity: str | None = None  # team to log to
-    capture_video: bool = False  # record videos of the first environment into the run's folder
-    resume: str | None = None  # folder of an interrupted run to go on with, its flags as they were
-    checkpoint_interval: int = 50_000  # environment steps between two checkpoints
-    checkpoint_buffer: bool = True  # keep the replay buffer with the checkpoint; without it, learning waits for a new one
+    exp_name: str = Path(__file__).stem  # name of the experiment
+    seed: int = 1  # seed of the weights, the environments and all sampling
+    cuda: bool = True  # use a GPU where the networks are large enough to gain from it
+    track: bool = False  # log to Weights & Biases as well
+    wandb_project_name: str = "cleanRL"  # W&B project
+    wandb_entity: str | None = None  # W&B team
+    capture_video: bool = False  # record the first environment to runs/<run>/videos
+    resume: str | None = None  # folder of an interrupted run to continue with its own flags
+    checkpoint_interval: int = 50_000  # environment steps between checkpoints
+    checkpoint_buffer: bool = True  # save the replay buffer too; else a resumed run refills it
 
-    env_id: str = "CartPole-v1"  # gymnax or Gymnasium id of the environment
-    gymnax: bool = True  # take gymnax's environment if it has one of that id, and no video is wanted: it can be compiled
+    env_id: str = "CartPole-v1"  # gymnax or Gymnasium environment id
+    gymnax: bool = True  # compile the gymnax environment of this id if there is one
     total_timesteps: int = 500_000  # environment steps of the whole run
-    learning_rate: float = 2.5e-4  # learning rate
-    num_envs: int = 1  # environments stepped side by side
-    n_atoms: int = 101  # returns, evenly spaced, over which a distribution is learned
-    v_min: float = -100.0  # smallest of them
-    v_max: float = 100.0  # largest of them
-    buffer_size: int = 10_000  # steps that the replay buffer holds
+    learning_rate: float = 2.5e-4  # learning rate of Adam
+    num_envs: int = 1  # parallel environments
+    n_atoms: int = 101  # number of atoms of the return distribution
+    v_min: float = -100.0  # smallest atom
+    v_max: float = 100.0  # largest atom
+    buffer_size: int = 10_000  # capacity of the replay buffer in environment steps
     gamma: float = 0.99  # discount factor
-    target_network_frequency: int = 500  # environment steps between two updates of the target network
+    target_network_frequency: int = 500  # environment steps between target network updates
     batch_size: int = 128  # transitions per update
-    start_e: float = 1.0  # chance of a random action at the start
-    end_e: float = 0.05  # chance of a random action in the end
-    exploration_fraction: float = 0.5  # part of the run over which the chance falls from one to the other
+    start_e: float = 1.0  # initial epsilon of epsilon-greedy exploration
+    end_e: float = 0.05  # final epsilon
+    exploration_fraction: float = 0.5  # fraction of the run over which epsilon is annealed
     learning_starts: int = 10_000  # environment steps before the first update
-    train_frequency: int = 10  # environment steps between two updates
+    train_frequency: int = 10  # environment steps between updates
+
+    def check(self):
+        """Refuse what cannot work before anything is written."""
+        require_positive(self, "num_envs", "batch_size", "train_frequency", "learning_rate")
+        require_positive(self, "target_network_frequency", "checkpoint_interval")
+        require_positive(self, "exploration_fraction", "learning_starts")
+        require_fraction(self, "gamma", "start_e", "end_e", "exploration_fraction")
+        require(self.n_atoms > 1, "n_atoms must be at least 2")
+        require(self.v_min < self.v_max, "v_min must be less than v_max")
+        large, small = sorted([self.train_frequency, self.num_envs], reverse=True)
+        require(large % small == 0, "num_envs and train_frequency must divide one another")
+        require(large <= self.total_timesteps < 2**31, f"total_timesteps: {large} to 2**31 - 1")
+        require(self.buffer_size >= self.num_envs, "buffer_size is less than num_envs")
 
 
 def make_envs(args, num_envs, render_mode=None, autoreset_mode=gym.vector.AutoresetMode.NEXT_STEP):
-    statistics = [gym.wrappers.RecordEpisodeStatistics]
     if args.env_id in gymnax.registered_envs and args.env_id not in gym.registry:
-        return gym.vector.SyncVectorEnv([lambda: statistics[0](GymnaxToGymWrapper(*gymnax.make(args.env_id)))] * num_envs)
-    mode = {"autoreset_mode": autoreset_mode}
-    return gym.make_vec(args.env_id, num_envs, "sync", mode, statistics, render_mode=render_mode)
+
+        def make_env():
+            env = GymnaxToGymWrapper(*gymnax.make(args.env_id))
+            return gym.wrappers.RecordEpisodeStatistics(env)
+
+        return gym.vector.SyncVectorEnv([make_env] * num_envs)
+    return gym.make_vec(
+        args.env_id,
+        num_envs,
+        "sync",
+        vector_kwargs={"autoreset_mode": autoreset_mode},
+        wrappers=[gym.wrappers.RecordEpisodeStatistics],
+        render_mode=render_mode,
+    )
 
 
-def make_steps(args, envs):
-    """How it resets and steps: reset(keys) -> obs, state; step(drawn, state, actions) -> obs, state, rewards, ..."""
-    if args.gymnax:  # inside of the program
-        env, params = gymnax.make(args.env_id)
-        reset = jax.vmap(lambda key: env.reset_env(key, params))
+def is_compiled(args):
+    """Whether the environment is gymnax's, as a part of the program: not for videos."""
+    if args.env_id not in gymnax.registered_envs:
+        return False
+    return args.env_id not in gym.registry or (args.gymnax and not args.capture_video)
 
-        def draw(key, shape):
-            step_keys, reset_keys = jax.random.split(key, (2, math.prod(shape)))
-            return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), (step_keys, reset(reset_keys)))
 
-        def step(drawn, state, actions):  # those that end start anew from the state that was drawn for that case
-            keys, fresh = drawn
-            next_obs, state, rewards, terminated, _ = jax.vmap(env.step_env, (0, 0, 0, None))(keys, state, actions, params)
-            truncated = jax.vmap(env.is_truncated, (0, None))(state, params)
-            obs, state = jax.tree.map(partial(jax.vmap(jnp.where), terminated | truncated), fresh, (next_obs, state))
-            return obs, state, rewards, terminated, truncated, next_obs
-
-        return reset, draw, step
+def make_gymnax_steps(args):
+    """The environments inside the compiled program: functions to reset, draw and step."""
+    env, env_params = gymnax.make(args.env_id)
 
     def reset(keys):
-        return jnp.asarray(envs.reset(seed=int(keys[0, 0] >> 1))[0], dtype=jnp.float32), ()
+        return jax.vmap(env.reset_env, (0, None))(keys, env_params)
 
-    def step_outside(actions):
-        next_obs, rewards, terminated, truncated, _ = envs.step(np.asarray(actions) + envs.single_action_space.start)
-        is_over = terminated | truncated
-        obs = envs.reset(options={"reset_mask": is_over})[0] if is_over.any() else next_obs
-        return obs.astype(np.float32), rewards.astype(np.float32), terminated, truncated, next_obs.astype(np.float32)
+    def draw(key, shape):
+        """Keys for steps, and the states that new episodes start from, all at once."""
+        step_keys, reset_keys = jax.random.split(key, (2, math.prod(shape)))
+        drawn = step_keys, reset(reset_keys)
+        return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), drawn)
 
-    def step(drawn, state, actions):
-        flags, rewards = np.zeros((2, args.num_envs), dtype=bool), np.zeros(args.num_envs, dtype=np.float32)
+    def step(drawn, env_state, actions):
+        """A finished episode is followed by a new one in the same step."""
+        step_keys, fresh = drawn
+        step_envs = jax.vmap(env.step_env, (0, 0, 0, None))
+        next_obs, env_state, rewards, terminated, _ = step_envs(
+            step_keys, env_state, actions, env_params
+        )
+        truncated = jax.vmap(env.is_truncated, (0, None))(env_state, env_params)
+        choose = partial(jax.vmap(jnp.where), terminated | truncated)
+        obs, env_state = jax.tree.map(choose, fresh, (next_obs, env_state))
+        return obs, env_state, rewards, terminated, truncated, next_obs
+
+    return reset, draw, step
+
+
+def make_gymnasium_steps(args, envs):
+    """The same functions for Gymnasium environments, which the compiled program calls."""
+
+    def reset(keys):
+        obs, _ = envs.reset(seed=int(keys[0, 0] >> 1))
+        return jnp.asarray(obs, dtype=jnp.float32), ()
+
+    def draw(key, shape):
+        return ()
+
+    def call_envs(actions):
+        actions = np.asarray(actions) + envs.single_action_space.start
+        next_obs, rewards, terminated, truncated, _ = envs.step(actions)
+        obs, is_last = next_obs, terminated | truncated
+        if is_last.any():
+            obs, _ = envs.reset(options={"reset_mask": is_last})
+        rewards = rewards.astype(np.float32)
+        return obs.astype(np.float32), rewards, terminated, truncated, next_obs.astype(np.float32)
+
+    def step(drawn, env_state, actions):
         obs = np.zeros((args.num_envs, *envs.single_observation_space.shape), dtype=np.float32)
-        obs, *answers = io_callback(step_outside, (obs, rewards, *flags, obs), actions, ordered=True)
-        return obs, state, *answers
+        rewards = np.zeros(args.num_envs, dtype=np.float32)
+        flags = np.zeros(args.num_envs, dtype=bool)
+        results = obs, rewards, flags, flags, obs
+        obs, *answers = io_callback(call_envs, results, actions, ordered=True)
+        return obs, env_state, *answers
 
-    return reset, lambda key, shape: (), step
+    return reset, draw, step
 
 
 class QNetwork(nn.Module):
+    """The distribution of the return of each action, over the same atoms [c51 1]."""
+
     num_actions: int
     n_atoms: int
 
     @nn.compact
     def __call__(self, obs):
-        """The log-probabilities of the atoms, for each action."""
+        """Log-probabilities of the atoms, for each action."""
         hidden = nn.relu(nn.Dense(120)(obs.reshape(len(obs), -1)))
         hidden = nn.relu(nn.Dense(84)(hidden))
         logits = nn.Dense(self.num_actions * self.n_atoms)(hidden)
         return nn.log_softmax(logits.reshape(-1, self.num_actions, self.n_atoms))
 
 
+def mean_returns(log_pmfs, atoms):
+    """Q-values: the means of the distributions."""
+    return (jnp.exp(log_pmfs) * atoms).sum(-1)
+
+
 def project(pmfs, returns, atoms):
-    """Distributions over returns, moved to the atoms: each probability to the two beside it, most to the nearer [c51 2]."""
-    positions = (returns.clip(atoms[0], atoms[-1]) - atoms[0]) / (atoms[-1] - atoms[0]) * (len(atoms) - 1)
+    """Move probabilities of returns to the atoms below and above, more to the nearer [c51 2]."""
+    v_min, v_max = atoms[0], atoms[-1]
+    positions = (returns.clip(v_min, v_max) - v_min) / (v_max - v_min) * (len(atoms) - 1)
     below = positions.astype(jnp.int32)
-    shares, above, index = positions - below, (below + 1).clip(max=len(atoms) - 1), jnp.arange(len(pmfs))[:, None]
-    return jnp.zeros_like(pmfs).at[index, below].add(pmfs * (1 - shares)).at[index, above].add(pmfs * shares)
+    above = (below + 1).clip(max=len(atoms) - 1)
+    share_above = positions - below
+    index = jnp.arange(len(pmfs))[:, None]
+    projected = jnp.zeros_like(pmfs).at[index, below].add(pmfs * (1 - share_above))
+    return projected.at[index, above].add(pmfs * share_above)
 
 
 def load_policy(checkpoint, envs):
-    """The trained policy: a function from observations, and which of them end an episode, to actions."""
-    atoms, first_action = checkpoint["agent"]["atoms"], envs.single_action_space.start
-    log_pmfs = partial(QNetwork(int(envs.single_action_space.n), len(atoms)).apply, checkpoint["agent"]["params"])
-    best_actions = jax.jit(lambda obs: (jnp.exp(log_pmfs(obs.astype(jnp.float32))) * atoms).sum(-1).argmax(1))
-    jax.eval_shape(best_actions, np.zeros((1, *envs.single_observation_space.shape)))  # complains of weights that do not fit
-    return lambda obs, is_last: np.asarray(best_actions(obs)) + first_action
+    """The trained policy for evaluation: a function from observations to actions."""
+    params, atoms = checkpoint["agent"]["params"], checkpoint["agent"]["atoms"]
+    q_network = QNetwork(int(envs.single_action_space.n), len(atoms))
+
+    @jax.jit
+    def best_actions(obs):
+        log_pmfs = q_network.apply(params, obs.astype(jnp.float32))
+        return mean_returns(log_pmfs, atoms).argmax(1)
+
+    def policy(obs, is_last):
+        return np.asarray(best_actions(obs)) + envs.single_action_space.start
+
+    return policy
 
 
 def make_program(args, envs):
-    """The functions of a run: init(key, step) -> run, all that changes while it goes on; train(run, length) -> run, logs."""
-    num_actions, rows, num_envs = int(envs.single_action_space.n), args.buffer_size // args.num_envs, args.num_envs
-    num_steps, num_updates = max(1, args.train_frequency // num_envs), max(1, num_envs // args.train_frequency)  # [dqn 5]
-    (reset, draw, step), q_network = make_steps(args, envs), QNetwork(num_actions, args.n_atoms)
+    """The compiled functions: init(key, step) -> run, its whole state; train(run, length)."""
+    num_actions = int(envs.single_action_space.n)
+    N = args.num_envs
+    num_rows = args.buffer_size // N
+    num_steps = max(1, args.train_frequency // N)  # between updates [dqn 5]
+    num_updates = max(1, N // args.train_frequency)  # between steps
+    q_network = QNetwork(num_actions, args.n_atoms)
     optimizer = optax.adam(args.learning_rate, eps=0.01 / args.batch_size)  # [c51 4]
-    atoms = jnp.linspace(args.v_min, args.v_max, args.n_atoms)  # [c51 1] returns, whose probabilities are learned
+    atoms = jnp.linspace(args.v_min, args.v_max, args.n_atoms)
+    steps = make_gymnax_steps(args) if is_compiled(args) else make_gymnasium_steps(args, envs)
+    reset, draw, step = steps
 
     def init(key, global_step):
+        """The whole state of a run: agent, environments and replay buffer [dqn 1]."""
         key, params_key, env_key = jax.random.split(key, 3)
-        obs, env_state = reset(jax.random.split(jax.random.fold_in(env_key, global_step), num_envs))
-        params, zeros, none = q_network.init(params_key, obs), jnp.zeros(num_envs), jnp.zeros((), dtype=jnp.int32)
-        agent = dict(params=params, target_params=params, opt_state=optimizer.init(params), atoms=atoms)
-        transition = (obs, zeros.astype(jnp.int32), zeros, obs, zeros.astype(bool))
-        buffer = jax.tree.map(lambda x: jnp.zeros((rows, *x.shape), dtype=x.dtype), transition)  # [dqn 1]
+        reset_keys = jax.random.split(jax.random.fold_in(env_key, global_step), N)
+        obs, env_state = reset(reset_keys)
+        params = q_network.init(params_key, obs)
+        agent = dict(params=params, target_params=params, opt_state=optimizer.init(params))
+        agent["atoms"] = atoms
+        transition = dict(
+            obs=obs,
+            actions=jnp.zeros(N, dtype=jnp.int32),
+            rewards=jnp.zeros(N),
+            next_obs=obs,
+            terminated=jnp.zeros(N, dtype=bool),
+        )
+        buffer = jax.tree.map(lambda x: jnp.zeros((num_rows, *x.shape), x.dtype), transition)
+        zeros, zero = jnp.zeros(N), jnp.zeros((), dtype=jnp.int32)
         world = dict(env_state=env_state, obs=obs, episode_return=zeros, episode_length=zeros)
-        run = dict(agent=agent, world=world, buffer=buffer, added=none, global_step=none, key=key)
-        return jax.tree.map(jnp.copy, run)  # each array has its own memory, which the program can reuse
+        run = dict(agent=agent, world=world, buffer=buffer, added=zero, global_step=zero, key=key)
+        return jax.tree.map(jnp.copy, run)  # no two arrays share memory: train reuses it
 
-    def act(params, state, drawn):
-        (world, buffer, added, global_step), (chances, choices, env_drawn) = state, drawn
-        explored = jnp.minimum(1, global_step / (args.exploration_fraction * args.total_timesteps))
-        epsilon = args.start_e + explored * (args.end_e - args.start_e)  # [dqn 3]
-        q_values = (jnp.exp(q_network.apply(params, world["obs"])) * atoms).sum(-1)
+    def act(run, drawn):
+        """One step of all environments, epsilon-greedily [dqn 3], into the replay buffer."""
+        world, agent = run["world"], run["agent"]
+        chances, choices, env_drawn = drawn
+        explored = run["global_step"] / (args.exploration_fraction * args.total_timesteps)
+        epsilon = args.start_e + jnp.minimum(1, explored) * (args.end_e - args.start_e)
+        q_values = mean_returns(q_network.apply(agent["params"], world["obs"]), atoms)
         actions = jnp.where(chances < epsilon, choices, q_values.argmax(1))
-        obs, env_state, rewards, terminated, truncated, next_obs = step(env_drawn, world["env_state"], actions)
-        row, transition = added // num_envs % rows, (world["obs"], actions, rewards, next_obs, terminated)
-        buffer = jax.tree.map(lambda column, x: column.at[row].set(x), buffer, transition)
-        is_over, total, length = terminated | truncated, world["episode_return"] + rewards, world["episode_length"] + 1
-        world = dict(env_state=env_state, obs=obs, episode_return=total * ~is_over, episode_length=length * ~is_over)
-        return (world, buffer, added + num_envs, global_step + num_envs), (is_over, total, length)
+        stepped = step(env_drawn, world["env_state"], actions)
+        obs, env_state, rewards, terminated, truncated, next_obs = stepped
+        transition = dict(
+            obs=world["obs"],
+            actions=actions,
+            rewards=rewards,
+            next_obs=next_obs,
+            terminated=terminated,
+        )
+        row = run["added"] // N % num_rows
+        buffer = {name: run["buffer"][name].at[row].set(x) for name, x in transition.items()}
+        is_last = terminated | truncated
+        episode_return = world["episode_return"] + rewards
+        episode_length = world["episode_length"] + 1
+        world = dict(
+            env_state=env_state,
+            obs=obs,
+            episode_return=episode_return * ~is_last,
+            episode_length=episode_length * ~is_last,
+        )
+        run = run | dict(world=world, buffer=buffer, added=run["added"] + N)
+        run = run | dict(global_step=run["global_step"] + N)
+        return run, (is_last, episode_return, episode_length, next_obs)
 
-    def learn(buffer, agent, drawn):  # [dqn 4] bootstrapped from the last observation where truncated, not where terminated
-        batch = jax.tree.map(lambda column: column.reshape(-1, *column.shape[2:])[drawn], buffer)
-        b_obs, b_actions, b_rewards, b_next_obs, b_terminated = batch
-        next_pmfs, index = jnp.exp(q_network.apply(agent["target_params"], b_next_obs)), jnp.arange(args.batch_size)
-        best_pmfs = next_pmfs[index, (next_pmfs * atoms).sum(-1).argmax(1)]
-        returns = b_rewards[:, None] + args.gamma * atoms * ~b_terminated[:, None]
-        target_pmfs = project(best_pmfs, returns, atoms)
+    def learn(buffer, agent, rows):
+        """One update [dqn 4]; truncated episodes are bootstrapped, terminated ones are not."""
+        b = jax.tree.map(lambda column: column.reshape(-1, *column.shape[2:])[rows], buffer)
+        index = jnp.arange(args.batch_size)
+        next_pmfs = jnp.exp(q_network.apply(agent["target_params"], b["next_obs"]))
+        next_actions = (next_pmfs * atoms).sum(-1).argmax(1)
+        returns = b["rewards"][:, None] + args.gamma * atoms * ~b["terminated"][:, None]
+        target_pmfs = project(next_pmfs[index, next_actions], returns, atoms)
 
         def cross_entropy(params):  # [c51 3]
-            log_pmfs = q_network.apply(params, b_obs)[index, b_actions]
-            return -(target_pmfs * log_pmfs).sum(-1).mean(), (jnp.exp(log_pmfs) * atoms).sum(-1).mean()
+            log_pmfs = q_network.apply(params, b["obs"])[index, b["actions"]]
+            return -(target_pmfs * log_pmfs).sum(-1).mean(), mean_returns(log_pmfs, atoms).mean()
 
         losses, grads = jax.value_and_grad(cross_entropy, has_aux=True)(agent["params"])
         updates, opt_state = optimizer.update(grads, agent["opt_state"])
-        return agent | dict(params=optax.apply_updates(agent["params"], updates), opt_state=opt_state), losses
+        params = optax.apply_updates(agent["params"], updates)
+        return agent | dict(params=params, opt_state=opt_state), losses
+
+    def skip(agent, rows):
+        return agent, (jnp.zeros(num_updates), jnp.zeros(num_updates))
 
     def iterate(run, drawn):
-        (act_drawn, numbers), agent = drawn, run["agent"]
-        state = run["world"], run["buffer"], run["added"], run["global_step"]
-        (world, buffer, added, global_step), episodes = jax.lax.scan(partial(act, agent["params"]), state, act_drawn)
-        batches = numbers % jnp.minimum(added, rows * num_envs).astype(jnp.uint32)  # [dqn 2]
-        is_learning = added >= args.learning_starts  # a buffer that was not kept fills up again first
-        skip = lambda agent, batches: (agent, (jnp.zeros(num_updates), jnp.zeros(num_updates)))  # noqa: E731
-        agent, losses = jax.lax.cond(is_learning, partial(jax.lax.scan, partial(learn, buffer)), skip, agent, batches)
-        is_due = is_learning & (global_step % args.target_network_frequency < num_steps * num_envs)
-        target_params = optax.incremental_update(agent["params"], agent["target_params"], 1.0 * is_due)  # [dqn 6]
-        run |= dict(world=world, buffer=buffer, added=added, global_step=global_step)
-        return run | dict(agent=agent | dict(target_params=target_params)), (episodes, losses)
+        """Some steps of the environments, some updates, perhaps an update of the target."""
+        act_drawn, row_bits = drawn
+        run, episodes = jax.lax.scan(act, run, act_drawn)
+
+        num_filled = jnp.minimum(run["added"], num_rows * N).astype(jnp.uint32)
+        rows = row_bits % num_filled  # drawn uniformly [dqn 2]
+        is_learning = run["added"] >= args.learning_starts
+        learn_all = partial(jax.lax.scan, partial(learn, run["buffer"]))
+        agent, losses = jax.lax.cond(is_learning, learn_all, skip, run["agent"], rows)
+
+        is_due = run["global_step"] % args.target_network_frequency < num_steps * N
+        choose = partial(jnp.where, is_learning & is_due)
+        target_params = jax.tree.map(choose, agent["params"], agent["target_params"])
+        agent = agent | dict(target_params=target_params)  # [dqn 6]
+        return run | dict(agent=agent), (episodes, losses)
 
     def train(run, length):
-        """Some iterations. What they draw is drawn before, all at once, which takes hardly longer than for one of them."""
+        """Some iterations. All that they draw is drawn at once, which is a tenth faster."""
         key, chance_key, choice_key, env_key, batch_key = jax.random.split(run["key"], 5)
-        steps, numbers = (length, num_steps, num_envs), (length, num_updates, args.batch_size)
-        chances, choices = jax.random.uniform(chance_key, steps), jax.random.randint(choice_key, steps, 0, num_actions)
-        drawn = (chances, choices, draw(env_key, steps)), jax.random.bits(batch_key, numbers)
-        return jax.lax.scan(iterate, run | dict(key=key), drawn)
+        shape = (length, num_steps, N)
+        chances = jax.random.uniform(chance_key, shape)
+        choices = jax.random.randint(choice_key, shape, 0, num_actions)
+        act_drawn = chances, choices, draw(env_key, shape)
+        row_bits = jax.random.bits(batch_key, (length, num_updates, args.batch_size))
+        return jax.lax.scan(iterate, run | dict(key=key), (act_drawn, row_bits))
 
     return init, train
 
 
-if __name__ == "__main__":
-    # check what was asked for before anything is written
-    args, start_time = tyro.cli(Args), time.time()
-    resume, asked_id = args.resume, args.env_id
-    if resume is not None:
-        if args != Args(resume=resume, env_id=asked_id):
-            raise SystemExit("--resume goes on with the run's own flags: give no others")
-        try:  # the folder may be a stranger's: it is only believed in what cannot do harm
-            about = json.loads(Path(resume, "run.json").read_text())
-            args = Args(**about["args"])
-            assert about["file"] == Path(__file__).name, f"it is a run of {about['file']}"
-            assert all(isinstance(value, Args.__annotations__[name]) for name, value in vars(args).items()), "wrong types"
-        except Exception as error:
-            raise SystemExit(f"cannot resume {resume}: {type(error).__name__}: {error}".splitlines()[0]) from None
-        if args.env_id != asked_id and (":" in args.env_id or asked_id != Args.env_id):  # an id may name a module to import
-            raise SystemExit(f"{resume} is a run on {args.env_id!r}: add --env-id with that id if you trust what it imports")
-    run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(start_time)}".translate(str.maketrans("/\\:", "---"))
-    run_folder = Path("runs", run_name) if resume is None else Path(resume).absolute()
+# -- the same in every JAX file: flags, errors, run folder, checkpoints ----------------------------
 
-    # check that the numbers fit together and the file fits the environment
-    for rule in (
-        "num_envs > 0; 0 < batch_size < 2**24; train_frequency > 0; target_network_frequency > 0; checkpoint_interval > 0; "
-        "train_frequency % num_envs == 0 or num_envs % train_frequency == 0; learning_starts > 0; 0 <= gamma <= 1; "
-        "max(num_envs, train_frequency) <= total_timesteps < 2**31; num_envs <= buffer_size < 2**31; 0 < learning_rate < 1e9; "
-        "0 <= start_e <= 1; 0 <= end_e <= 1; 0 < exploration_fraction <= 1; 0 <= seed < 2**32; 1 < n_atoms < 2**20; "
-        "-1e9 < v_min < v_max < 1e9"
-    ).split("; "):
-        if not eval(rule, {}, vars(args)):
-            raise SystemExit(f"these flags do not fit: {rule} must hold")
+
+FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
+
+
+def require(condition, message):
+    if not condition:
+        raise ValueError(message)
+
+
+def require_positive(args, *names):
+    for name in names:
+        require(getattr(args, name) > 0, f"{name} must be positive, not {getattr(args, name)}")
+
+
+def require_fraction(args, *names):
+    for name in names:
+        value = getattr(args, name)
+        require(0 <= value <= 1, f"{name} must be between 0 and 1, not {value}")
+
+
+def require_memory(num_bytes):
+    free = psutil.virtual_memory().available
+    require(num_bytes < free, f"{num_bytes / 1e9:.1f} GB of memory needed, {free / 1e9:.1f} free")
+
+
+def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
+    """An episode's last observation must be its own, and videos need frames."""
+    require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
+    has_frames = "rgb_array" in envs.metadata.get("render_modes", ())
+    require(has_frames or not args.capture_video, "no rgb_array rendering for --capture-video")
+
+
+@contextmanager
+def explain(attempt):
+    """Report an error inside as one line; CLEANRL_TRACEBACK=1 shows where it comes from."""
     try:
-        args.gymnax = args.env_id in gymnax.registered_envs and (
-            args.env_id not in gym.registry or (args.gymnax and not args.capture_video)
-        )
-        disabled = gym.vector.AutoresetMode.DISABLED  # the program resets
-        envs = make_envs(args, args.num_envs, "rgb_array" if args.capture_video else None, disabled)
+        yield
     except Exception as error:
-        raise SystemExit(f"cannot make {args.env_id}: {type(error).__name__}: {error}".splitlines()[0]) from None
-    obs_space, action_space = envs.single_observation_space, envs.single_action_space
-    for need, is_met in {
-        "Box observations": isinstance(obs_space, gym.spaces.Box),
-        "Discrete actions": isinstance(action_space, gym.spaces.Discrete),
-        "rgb_array rendering for a video": not args.capture_video or "rgb_array" in envs.metadata.get("render_modes", ()),
-    }.items():
-        if not is_met:
-            raise SystemExit(f"{Path(__file__).name} needs {need}, which {args.env_id} does not have")
+        if os.environ.get("CLEANRL_TRACEBACK"):
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise SystemExit(f"cannot {attempt}: {reason[:500]}") from None
 
-    # seed, build, restore
-    inputs = args.batch_size * np.prod(obs_space.shape)  # numbers read at an update; a GPU pays only from many on
-    device = jax.devices()[0] if args.cuda and inputs >= 2**19 else jax.devices("cpu")[0]
-    jax.config.update("jax_default_device", device)
-    num_iterations = args.total_timesteps // max(args.num_envs, args.train_frequency)
-    log_interval = max(n for n in range(1, 101) if num_iterations % n == 0)  # iterations in one call of the program
-    call_steps, global_step = log_interval * max(args.num_envs, args.train_frequency), 0
-    init, _ = make_program(args, envs)
-    run = init(jax.random.PRNGKey(args.seed), 0)
-    parts = set(run) - (set() if args.gymnax else {"world"}) - (set() if args.checkpoint_buffer else {"buffer", "added"})
-    if resume is not None and (run_folder / "checkpoint.msgpack").exists():
+
+def parse_args():
+    """The flags of the command line, or with --resume those of the interrupted run."""
+    args = tyro.cli(Args)
+    if args.resume:
+        with explain(f"resume {args.resume}"):
+            args = load_args(args.resume)
+    with explain("run with these flags"):
+        for name, value in vars(args).items():
+            require(not isinstance(value, float) or math.isfinite(value), f"{name} is {value}")
+        require(0 <= args.seed < 2**32, "seed must be between 0 and 2**32 - 1")
+        args.check()
+    return args
+
+
+def load_args(folder):
+    """The flags of a run; only a larger --total-timesteps may be passed beside --resume."""
+    from pydantic import TypeAdapter
+
+    run = json.loads(Path(folder, "run.json").read_text())
+    require(run["file"] == Path(__file__).name, f"it is a run of {run['file']}")
+    if run.get("sha256", FILE_HASH) != FILE_HASH:
+        print(f"warning: {run['file']} has changed since this run started", file=sys.stderr)
+    recorded = TypeAdapter(Args).validate_python(run["args"] | {"resume": folder})
+    args = tyro.cli(Args, default=recorded)
+    changed = [name for name, value in vars(args).items() if value != getattr(recorded, name)]
+    require(set(changed) <= {"total_timesteps"}, f"do not pass {', '.join(changed)} with --resume")
+    require(args.total_timesteps >= recorded.total_timesteps, "total_timesteps can only grow")
+    return args
+
+
+def seed_everything(args):
+    random.seed(args.seed)
+    np.random.seed(args.seed)
+    return jax.random.PRNGKey(args.seed)
+
+
+def make_run_folder(args):
+    """runs/{env_id}__{exp_name}__{seed}__{unix time}, at a second that no other run has taken."""
+    for second in itertools.count(int(time.time())):
+        name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
+        folder = Path("runs", re.sub(r"[/\\:]", "-", name))
         try:
-            checkpoint = msgpack_restore((run_folder / "checkpoint.msgpack").read_bytes())
-            global_step = int(checkpoint["global_step"])
-            assert global_step in range(0, args.total_timesteps + 1, call_steps), f"step {global_step} of another run"
-            run = init(jax.random.PRNGKey(args.seed), global_step)
-            restored = from_state_dict({name: run[name] for name in parts}, {name: checkpoint[name] for name in parts})
-            for old, new in zip(*map(jax.tree.leaves, ({name: run[name] for name in parts}, restored)), strict=True):
-                assert (old.shape, old.dtype) == (new.shape, new.dtype), "arrays of other shapes"
-            run |= jax.tree.map(jnp.array, restored)
-            assert int(run["added"]) in range(0, global_step + 1, args.num_envs), "a replay buffer of another run"
-        except Exception as error:
-            raise SystemExit(f"cannot resume {resume}: {type(error).__name__}: {error}".splitlines()[0]) from None
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            continue
 
-    # open the logs
-    git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True, text=True)
-    about = {
-        "file": Path(__file__).name,
-        "args": asdict(args),
-        "tags": list(filter(None, os.environ.get("WANDB_TAGS", "").split(","))),
-        "start_time": start_time,
-        "commit": git.stdout.strip(),
-        "device": device.device_kind if device.platform == "gpu" else platform.machine(),
-        "python": platform.python_version(),
-        "packages": {d.name: d.version for d in distributions()},
-    }
+
+def lock_run_folder(folder):
+    """Refuse a folder that another process is writing to."""
+    lock = FileLock(folder / "lock", timeout=0, is_singleton=True)
     try:
+        lock.acquire()
+    except Timeout:
+        raise ValueError(f"process {(folder / 'pid').read_text()} is writing to it") from None
+    atexit.register(lock.release)
+    (folder / "pid").write_text(str(os.getpid()))
+
+
+def open_run(args, device, global_step, **more):
+    """The run folder, with the flags and versions in run.json, and the writer of its curves."""
+    folder = Path(args.resume or "runs")
+    with explain(f"log to {folder}"):
         if args.track:
             import wandb
 
-            names = dict(project=args.wandb_project_name, entity=args.wandb_entity, name=run_folder.name, id=run_folder.name)
-            wandb.init(**names, config=asdict(args), resume="allow", sync_tensorboard=True, save_code=True)
-        if resume is None:  # the folder appears with run.json in it, or not at all
-            assert not run_folder.exists(), "there is such a run already"
-            os.makedirs(f"{run_folder}.tmp")
-            Path(f"{run_folder}.tmp", "run.json").write_text(json.dumps(about, indent=2))
-            os.rename(f"{run_folder}.tmp", run_folder)
-    except Exception as error:
-        raise SystemExit(f"cannot log to {run_folder}: {type(error).__name__}: {error}".splitlines()[0]) from None
-    print(f"run folder: {run_folder}")
-    writer = event_file_writer.EventFileWriter(str(run_folder))
-    start = SessionLog(status=SessionLog.START)  # hides what was logged after the checkpoint
-    writer.add_event(Event(wall_time=time.time(), step=global_step + 1, session_log=start))
+            wandb.login()  # a missing login is told before anything is written
+        if args.resume:
+            lock_run_folder(folder)
+            run = json.loads((folder / "run.json").read_text())
+        else:
+            describe = ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=40"]
+            here = Path(__file__).parent
+            git = subprocess.run(describe, cwd=here, capture_output=True, text=True)
+            run = {
+                "file": Path(__file__).name,
+                "sha256": FILE_HASH,
+                "tags": [tag for tag in os.environ.get("WANDB_TAGS", "").split(",") if tag],
+                "start_time": time.time(),
+                "commit": git.stdout.strip().removesuffix("-dirty"),
+                "dirty": git.stdout.strip().endswith("-dirty"),
+                "device": device.device_kind,
+                "python": platform.python_version(),
+                "packages": {package.name: package.version for package in distributions()},
+            } | more
+            folder = make_run_folder(args)
+            lock_run_folder(folder)
+            shutil.copy(__file__, folder)  # the exact code of this run
+        run["args"] = asdict(args) | {"resume": None}
+        (folder / "run.tmp").write_text(json.dumps(run, indent=2, default=str))
+        os.replace(folder / "run.tmp", folder / "run.json")
+        tracker = None
+        if args.track:
+            project = dict(project=args.wandb_project_name, entity=args.wandb_entity)
+            names = dict(id=folder.name, name=folder.name, resume="allow")
+            tracker = wandb.init(**project, **names, config=asdict(args), reinit="create_new")
+            atexit.register(tracker.finish)
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
+    print(f"run folder: {folder}")
+    print(f"device: {device.device_kind}", flush=True)
+    return folder, Writer(folder, tracker, global_step)
 
-    def log(step, scalars):  # one event for all of them
-        values = [Summary.Value(tag=name, simple_value=float(scalar)) for name, scalar in scalars.items()]
-        writer.add_event(Event(wall_time=time.time(), step=int(step), summary=Summary(value=values)))
 
-    videos, logged_videos = run_folder / "videos", set(run_folder.glob("videos/*.mp4"))
+class Writer:
+    """The curves of one run: TensorBoard events, and Weights & Biases with --track."""
+
+    def __init__(self, folder, tracker, global_step):
+        name = f"events.out.tfevents.{time.time():.6f}.{platform.node()}"
+        self.records = RecordWriter((folder / name).open("ab", buffering=0))
+        self.tracker = tracker
+        self.logged_videos = set(folder.glob("videos/*.mp4"))
+        self.add_event(file_version="brain.Event:2")
+        start = SessionLog(status=SessionLog.START)
+        self.add_event(step=global_step + 1, session_log=start)  # hides what a resume repeats
+
+    def add_event(self, **event):
+        self.records.write(Event(wall_time=time.time(), **event).SerializeToString())
+
+    def add_scalars(self, step, scalars):
+        values = [Summary.Value(tag=name, simple_value=float(x)) for name, x in scalars.items()]
+        self.add_event(step=int(step), summary=Summary(value=values))
+        if self.tracker:
+            self.tracker.log(
+                {name: float(x) for name, x in scalars.items()} | {"global_step": step}
+            )
+
+    def add_videos(self, folder, step):
+        """Upload the videos that Weights & Biases does not have yet."""
+        import wandb
+
+        for path in sorted(set(folder.glob("videos/*.mp4")) - self.logged_videos):
+            self.tracker.log({"videos": wandb.Video(str(path)), "global_step": step})
+            self.logged_videos.add(path)
+
+    def close(self):
+        self.records.close()
+
+
+def interrupt(number, frame):
+    """The first signal lets the loop save a checkpoint and stop, the second ends the program."""
+    interrupted.set()
+    signal.signal(number, signal.SIG_DFL)
+
+
+def check_finite(args, step, **values):
+    """End the run at the first NaN or infinity, before a checkpoint holds what became of it."""
+    for name, value in values.items():
+        finite = np.isfinite(value)
+        if not finite.all():
+            bad = np.asarray(value)[~finite][0]
+            raise SystemExit(f"{name} of {args.env_id} at step {step}: {bad}")
+
+
+class RecordVideo(gym.wrappers.vector.RecordVideo):
+    """Episodes of the first environment, 1,000 frames at most: they are kept in memory."""
+
+    def __init__(self, envs, folder, global_step):
+        prefix = f"step-{global_step}"
+        super().__init__(envs, f"{folder}/videos", name_prefix=prefix, record_first_only=True)
+
+    def _capture_frame(self):
+        super()._capture_frame()
+        if len(self.recorded_frames) >= 1000:
+            self.stop_recording()
+
+
+def save_checkpoint(folder, args, state, global_step):
+    """Write aside, then rename: the checkpoint is always whole. Stops the run if interrupted."""
+    settings = asdict(args) | {"resume": None}
+    checkpoint = {"global_step": global_step} | to_state_dict(jax.device_get(state))
+    checkpoint["args"] = json.loads(json.dumps(settings, default=str))
+    path = folder / "checkpoint.tmp"
+    with explain(f"save step {global_step} ({shutil.disk_usage(folder).free / 1e9:.1f} GB free)"):
+        require_finite_weights(checkpoint)
+        try:
+            path.write_bytes(msgpack_serialize(checkpoint))
+            os.replace(path, folder / "checkpoint.msgpack")
+        finally:
+            path.unlink(missing_ok=True)
+    if interrupted.is_set():
+        raise SystemExit(f"interrupted at step {global_step}, continue with --resume {folder}")
+
+
+def require_finite_weights(checkpoint):
+    for path, value in jax.tree.leaves_with_path(checkpoint.get("agent", {})):
+        is_float = np.issubdtype(np.asarray(value).dtype, np.floating)
+        finite = not is_float or np.isfinite(value).all()
+        require(finite, f"agent{jax.tree_util.keystr(path)} is not finite")
+
+
+def restore_checkpoint(args, state):
+    """The state of the last checkpoint and its step; the given state and 0 if there is none yet."""
+    path = Path(args.resume or "", "checkpoint.msgpack")
+    if not args.resume or not path.exists():
+        return state, 0
+    with explain(f"resume {args.resume}"):
+        try:
+            checkpoint = msgpack_restore(path.read_bytes())
+        except Exception:
+            raise ValueError("checkpoint.msgpack is damaged") from None
+        require_finite_weights(checkpoint)
+        restored = from_state_dict(state, {name: checkpoint[name] for name in state})
+        shapes = jax.tree.map(lambda x: (np.shape(x), np.asarray(x).dtype), [state, restored])
+        require(shapes[0] == shapes[1], "its checkpoint has arrays of other shapes")
+        return jax.tree.map(jnp.array, restored), int(checkpoint["global_step"])
+
+
+# -- the algorithm ---------------------------------------------------------------------------------
+
+
+if __name__ == "__main__":
+    args = parse_args()
+    with explain(f"train on {args.env_id}"):
+        disabled = gym.vector.AutoresetMode.DISABLED  # the program resets
+        render_mode = "rgb_array" if args.capture_video else None
+        envs = make_envs(args, args.num_envs, render_mode, disabled)
+        obs_space, action_space = envs.single_observation_space, envs.single_action_space
+        require(isinstance(obs_space, gym.spaces.Box), "Box observations are needed")
+        require(isinstance(action_space, gym.spaces.Discrete), "Discrete actions are needed")
+        require_envs(args, envs, envs.metadata["autoreset_mode"])
+        require_memory(8 * args.buffer_size * math.prod(obs_space.shape))
+
+    key = seed_everything(args)
+    inputs = args.batch_size * np.prod(obs_space.shape)  # numbers read at an update
+    use_gpu = args.cuda and inputs >= 2**19  # small networks are faster on a CPU
+    device = jax.devices()[0] if use_gpu else jax.devices("cpu")[0]
+    jax.config.update("jax_default_device", device)
+    iteration_steps = max(args.num_envs, args.train_frequency)
+    num_iterations = args.total_timesteps // iteration_steps
+    init, train = make_program(args, envs)
+    run = init(key, 0)
+    saved_names = ["agent", "global_step", "key"]
+    if args.checkpoint_buffer:
+        saved_names += ["buffer", "added"]
+    if is_compiled(args):  # the state of Gymnasium's environments cannot be saved
+        saved_names += ["world"]
+    saved = {name: run[name] for name in saved_names}
+    saved, global_step = restore_checkpoint(args, saved)
+    if global_step:
+        run = init(key, global_step) | saved
+    start_step = global_step
+    run_folder, writer = open_run(args, device, global_step)
     if args.capture_video:
-        envs = gym.wrappers.vector.RecordVideo(envs, str(videos), name_prefix=f"step-{global_step}", record_first_only=True)
+        envs = RecordVideo(envs, run_folder, global_step)
+        _, train = make_program(args, envs)
+    train = jax.jit(train, static_argnames="length", donate_argnums=0)
+    iteration = global_step // iteration_steps
+    total = num_iterations * iteration_steps
+    start_time = time.time()
+    progress = tqdm(initial=global_step, total=total, unit="step", unit_scale=True)
 
-    # train, from new episodes also after a resume, unless gymnax's state was restored
-    _, train = make_program(args, envs)  # which may be recorded now
-    train = jax.jit(partial(train, length=log_interval), donate_argnums=0)
-    loop_start, start_step = time.time(), global_step
-    progress = tqdm(initial=global_step, total=num_iterations // log_interval * call_steps, unit="step", unit_scale=True)
-    for iteration in range(global_step // call_steps, num_iterations // log_interval):
-        # act and learn, in one call of the program
-        run, logs = train(run)
-        (is_over, returns, lengths), (losses, q_values) = jax.tree.map(np.ravel, jax.device_get(logs))
-        for i in np.flatnonzero(is_over):
-            log(global_step + i + 1, {"charts/episodic_return": returns[i], "charts/episodic_length": lengths[i]})
+    while iteration < num_iterations:
+        # act and learn, a hundred iterations in one call of the program
+        length = min(100, num_iterations - iteration)
+        run, logs = train(run, length=length)
+        iteration += length
+        episodes, updates = jax.tree.map(np.ravel, logs)
+        is_last, returns, lengths, next_obs = episodes
+        losses, q_values = updates
+        for i in np.flatnonzero(is_last):
+            episode = {"charts/episodic_return": returns[i], "charts/episodic_length": lengths[i]}
+            writer.add_scalars(global_step + i + 1, episode)
             progress.set_postfix(episodic_return=f"{returns[i]:.1f}", refresh=False)
-        global_step += call_steps
-        progress.update(call_steps)
+        global_step += length * iteration_steps
+        check_finite(args, global_step, observation=next_obs, reward=returns)
+        progress.update(length * iteration_steps)
 
         # log
         if int(run["added"]) >= args.learning_starts:
-            epsilon = np.interp(global_step, (0, args.exploration_fraction * args.total_timesteps), (args.start_e, args.end_e))
-            steps_per_second = int((global_step - start_step) / (time.time() - loop_start))
-            log(global_step, {"charts/epsilon": epsilon, "charts/SPS": steps_per_second})
-            log(global_step, {"losses/loss": losses[-1], "losses/q_values": q_values[-1]})
-
-        # checkpoint
-        if global_step % args.checkpoint_interval < call_steps or iteration + 1 == num_iterations // log_interval:
-            checkpoint = jax.device_get(to_state_dict({name: run[name] for name in parts}))
-            writer.flush()  # the curves reach as far as the checkpoint
-            (run_folder / "checkpoint.tmp").unlink(missing_ok=True)  # never write through a stranger's link
-            (run_folder / "checkpoint.tmp").write_bytes(msgpack_serialize(checkpoint))
-            os.replace(run_folder / "checkpoint.tmp", run_folder / "checkpoint.msgpack")  # whole, or not at all
-            for video in set(videos.glob("*.mp4")) - logged_videos if args.track else ():
-                wandb.log({"videos": wandb.Video(str(video)), "global_step": global_step})
-                logged_videos.add(video)
+            check_finite(args, global_step, loss=losses[-1])
+            exploration_steps = args.exploration_fraction * args.total_timesteps
+            epsilon = np.interp(global_step, (0, exploration_steps), (args.start_e, args.end_e))
+            scalars = {
+                "charts/epsilon": epsilon,
+                "charts/SPS": int((global_step - start_step) / (time.time() - start_time)),
+                "losses/loss": losses[-1],
+                "losses/q_values": q_values[-1],
+            }
+            writer.add_scalars(global_step, scalars)
+        is_due = global_step % args.checkpoint_interval < length * iteration_steps
+        if is_due or iteration == num_iterations or interrupted.is_set():
+            if args.track:
+                writer.add_videos(run_folder, global_step)
+            saved = {name: run[name] for name in saved_names}
+            save_checkpoint(run_folder, args, saved, global_step)
 
     progress.close()
     envs.close()

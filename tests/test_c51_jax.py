@@ -1,4 +1,7 @@
-"""cleanrl/c51_jax.py. test_c51_N guards detail N of docs/rl-algorithms/c51.md, test_dqn_N one of dqn.md."""
+"""cleanrl/c51_jax.py. test_c51_N and test_dqn_N guard detail N of docs/rl-algorithms/{c51,dqn}.md.
+
+tests/mutations shows that each test can fail.
+"""
 
 import runpy
 
@@ -15,13 +18,8 @@ from tests.test_dqn import FUZZ
 from tests.test_dqn_jax import follow_schedule, follow_updates, learn_cartpole, learn_probe, outputs
 
 
-@pytest.fixture
-def file():
-    return FILES["c51_jax"]
-
-
 def test_c51_2_projection_matches_a_loop_over_the_atoms(file, tmp_path):
-    """And PyTorch's of the sibling file: between the atoms, on them, beyond both ends, and where a step was the last."""
+    """And PyTorch's: between the atoms, on them, beyond both ends, and where an episode ended."""
     sibling = FILES[file.stem.removesuffix("_jax")]
     project, torch_project = (runpy.run_path(str(path))["project"] for path in (file, sibling))
     project = jax.jit(project)
@@ -38,56 +36,39 @@ def test_c51_2_projection_matches_a_loop_over_the_atoms(file, tmp_path):
     def check(num_atoms, v_min, gap, gamma, reward, seed):
         rng, atoms = np.random.default_rng(seed), np.float32(v_min + gap * np.arange(num_atoms))
         pmfs = rng.dirichlet(np.full(num_atoms, 0.3), 5).astype(np.float32)
-        rewards = np.float32(
-            [reward, 0.0, gap, -2 * gap, 0.3 * gap]
-        )  # some fall on the atoms with gamma 1
+        rewards = np.float32([reward, 0.0, gap, -2 * gap, 0.3 * gap])  # some fall on atoms
         returns = rewards[:, None] + np.float32(gamma) * atoms
         returns[-1] = atoms[rng.integers(num_atoms)]  # a terminated step: gamma does not count
         got = np.asarray(project(pmfs, returns, atoms))
-        expected = [
-            projected(*row, atoms.tolist())
-            for row in zip(pmfs.tolist(), returns.tolist(), strict=True)
-        ]
-        np.testing.assert_allclose(
-            got, expected, rtol=0, atol=1e-5
-        )  # 32 bits have room for a 50th atom and 4e-6 of the next
-        np.testing.assert_allclose(
-            got, torch_project(*map(torch.from_numpy, (pmfs, returns, atoms))), rtol=0, atol=1e-5
-        )
-        np.testing.assert_allclose(
-            got.sum(1), 1, rtol=0, atol=1e-6, err_msg="no probability is lost"
-        )
+        rows = zip(pmfs.tolist(), returns.tolist(), strict=True)
+        expected = [projected(*row, atoms.tolist()) for row in rows]
+        # 32 bits have room for a 50th atom and 4e-6 of the next
+        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
+        by_torch = torch_project(*map(torch.from_numpy, (pmfs, returns, atoms)))
+        np.testing.assert_allclose(got, by_torch, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(got.sum(1), 1, rtol=0, atol=1e-6, err_msg="nothing is lost")
 
     check()
 
 
 def reference_loss(names, params, target_params, batch):
-    """The cross-entropy to the projected target, row by row, and the mean value of the actions that were taken."""
-    args, (obs, actions, rewards, next_obs, terminated), errors, values = (
-        names["args"],
-        batch,
-        [],
-        [],
-    )
+    """The cross-entropy to the projected target, row by row, and the mean value of the actions."""
+    args, terminated = names["args"], batch["terminated"]
     atoms = np.linspace(args.v_min, args.v_max, args.n_atoms).tolist()
-    log_pmfs, next_pmfs = (
-        outputs(names, params, obs),
-        outputs(names, target_params, next_obs).exp().tolist(),
-    )
-    for row, action in enumerate(actions):
-        returns = [float(rewards[row]) + 0.9 * atom * (not terminated[row]) for atom in atoms]
+    log_pmfs = outputs(names, params, batch["obs"])
+    next_pmfs = outputs(names, target_params, batch["next_obs"]).exp().tolist()
+    errors, values = [], []
+    for row, action in enumerate(batch["actions"]):
+        reward, log_pmf = float(batch["rewards"][row]), log_pmfs[row, action]
+        returns = [reward + 0.9 * atom * (not terminated[row]) for atom in atoms]
         target = projected(next_pmfs[row][np.argmax(means(next_pmfs[row], atoms))], returns, atoms)
-        errors.append(
-            -sum(p * log_p for p, log_p in zip(target, log_pmfs[row, action], strict=True))
-        )
-        values.append(
-            sum(p * atom for p, atom in zip(log_pmfs[row, action].exp(), atoms, strict=True))
-        )
+        errors.append(-sum(p * log_p for p, log_p in zip(target, log_pmf, strict=True)))
+        values.append(sum(p * atom for p, atom in zip(log_pmf.exp(), atoms, strict=True)))
     return sum(errors) / len(errors), sum(values) / len(values)
 
 
 def test_c51_3_cross_entropy_to_the_projected_target(file, tmp_path, monkeypatch):
-    """Loss, gradient and Adam's step, with its epsilon of 0.01 / batch_size [c51 4], against those of a loop over the rows."""
+    """Loss, gradient and Adam's step, with its epsilon [c51 4], against a loop over the rows."""
     flags = ("--n-atoms", 7, "--v-min", -2, "--v-max", 2)
     assert follow_updates(file, monkeypatch, reference_loss, 0.01 / 16, *flags) == 2
 
