@@ -131,7 +131,7 @@ def make_envs(args, num_envs, render_mode=None):
     if env_id.endswith("NoFrameskip-v4"):  # the classic ids: what they stand for is set below
         env_id = f"ALE/{env_id.removesuffix('NoFrameskip-v4')}-v5"
     start = dict(noop_max=30, use_fire_reset=True)  # [atari 1, 4]
-    frames = dict(frameskip=4, maxpool=True, stack_num=1)  # [atari 2], not [atari 7]
+    frames = dict(frameskip=4, maxpool=True, stack_num=1)  # [atari 2], no stack of frames
     images = dict(grayscale=True, img_height=84, img_width=84)  # [atari 5]
     rules = dict(repeat_action_probability=0.25 if args.sticky else 0.0, reward_clipping=False)
     settings = start | frames | images | rules
