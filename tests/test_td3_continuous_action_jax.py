@@ -1,18 +1,19 @@
-"""cleanrl/td3_continuous_action_jax.py. test_td3_N guards detail N of docs/rl-algorithms/td3.md, test_ddpg_N, from
-test_ddpg_continuous_action_jax.py, that of ddpg.md."""
+"""cleanrl/td3_continuous_action_jax.py. test_td3_N guards detail N of docs/rl-algorithms/td3.md,
+test_ddpg_N, from test_ddpg_continuous_action_jax.py, that of ddpg.md."""
 
 import jax
 import numpy as np
 import pytest
 
-from tests.harness import FILES
-from tests.test_ddpg_continuous_action_jax import (  # noqa: F401  the imported tests run here on this file
+from tests.test_ddpg_continuous_action_jax import (  # noqa: F401  the imported tests run here too
     COUNTS,
+    actor_every_fifth,
     begin,
     check_actions,
     check_losses,
     check_schedule,
     check_targets,
+    every_fifth,
     follow,
     follow_twin,
     learn_pendulum,
@@ -30,45 +31,34 @@ from tests.test_ddpg_continuous_action_jax import (  # noqa: F401  the imported 
 )
 
 
-@pytest.fixture
-def file():
-    return FILES["td3_continuous_action_jax"]
-
-
 def test_td3_1_two_networks_are_computed_as_one(file, tmp_path):
     """Each as a plain network with its share of the weights, which are its own."""
     names = begin(file)
-    (obs, actions, *_), params = made_up(names), names["agent"]["q_networks"]
-    values = names["q_networks"].apply(params, obs, actions)
+    b, params = made_up(names), names["agent"]["q_networks"]
+    values = names["q_networks"].apply(params, b["obs"], b["actions"])
     for i in range(2):
-        expected = names["QNetwork"]().apply(jax.tree.map(lambda x: x[i], params), obs, actions)  # noqa: B023
+        own = jax.tree.map(lambda x, i=i: x[i], params)
+        expected = names["QNetwork"]().apply(own, b["obs"], b["actions"])
         np.testing.assert_allclose(values[i], expected, atol=1e-6)
     kernels = [x for x in jax.tree.leaves(params) if x.ndim == 3]
-    assert (
-        values.shape == (2, 8, 1)
-        and len(kernels) == 3
-        and all((x[0] != x[1]).mean() > 0.99 for x in kernels)
-    )
+    assert values.shape == (2, 8, 1) and len(kernels) == 3
+    assert all((x[0] != x[1]).mean() > 0.99 for x in kernels)
 
 
 def test_td3_1_td3_3_updates_are_those_of_the_twin(file, tmp_path):
-    """Weights, targets, to which the lower values lead, Adam's moments and losses, with noise that is cut off at times."""
+    """Weights, targets from the lower values, Adam's moments and losses, with clipped noise."""
     apart, moved = follow_twin(file, "--policy-noise", 0.8)
     assert apart < 2e-5 and moved == {*begin(file)["agent"]}
 
 
 def test_td3_2_updates_are_counted_in_environment_steps(file, tmp_path):
-    """Six for each step of two environments; one in five is also the actor's, and the targets', which move by tau."""
+    """One in five is also the actor's, and the targets', which move by tau."""
     names, updates = follow(file, tmp_path, *COUNTS, "--policy-frequency", 5)
-    is_due = lambda number: number % 5 == 0  # noqa: E731
-    turns = lambda step: [x for n in range(3) for x in ("q", *["actor"] * is_due(3 * step + n))]  # noqa: E731
-    check_schedule(updates, 2, 99, 102, turns)
-    assert check_targets(names, updates, is_due, "actor", "q_networks") == [9, 3]
+    agent = names["run"]["agent"]
+    check_schedule(updates, 2, 99, 102, actor_every_fifth)
+    assert check_targets(names, updates, every_fifth, "actor", "q_networks") == [9, 3]
     assert check_actions(names, updates) == (100, 1)
-    assert (updates_of(names["agent"], "q_networks"), updates_of(names["agent"], "actor")) == (
-        12,
-        3,
-    )
+    assert (updates_of(agent, "q_networks"), updates_of(agent, "actor")) == (12, 3)
     check_losses(file, tmp_path, updates, 100)
 
 
@@ -91,9 +81,5 @@ def test_values_of_probes(file, tmp_path, env_id, num_envs, values):
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_learns_pendulum(file, tmp_path, seed):
     """-137 with seed 1."""
-    assert (
-        learn_pendulum(
-            file, tmp_path, *rates(file, 0.002), "--total-timesteps", 7000, "--seed", seed
-        )
-        >= -250
-    )
+    flags = (*rates(file, 0.002), "--total-timesteps", 7000, "--seed", seed)
+    assert learn_pendulum(file, tmp_path, *flags) >= -250
