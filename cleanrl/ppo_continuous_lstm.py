@@ -114,7 +114,7 @@ class RunningMoments(nn.Module):
         self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
 
     def update(self, rows):
-        """Chan's formula merges in their moments; NumPy takes half the time of PyTorch."""
+        """Merge in their moments (Chan et al.), in place: NumPy halves the time of PyTorch."""
         count, mean, var = self.count.numpy(), self.mean.numpy(), self.var.numpy()
         count += len(rows)
         share = len(rows) / count
@@ -161,9 +161,9 @@ class Agent(nn.Module):
 
     def run_lstm(self, features, is_last, state):
         """All steps up to the next end at once: training is 8 times as fast as step by step."""
-        ends = {*(np.flatnonzero(is_last.any(1)) + 1).tolist(), len(is_last)}
+        ends = np.flatnonzero(is_last.any(1)) + 1
         hidden = []
-        for start, end in pairwise([0, *sorted(ends)]):
+        for start, end in pairwise(np.unique([0, *ends, len(is_last)])):
             outputs, state = self.lstm(features[start:end], state)
             hidden.append(outputs)
             is_running = torch.from_numpy(~is_last[end - 1]).to(outputs.device)[:, None]
@@ -178,7 +178,8 @@ def sample(mean, log_std):
 def log_prob(mean, log_std, actions):
     """Log-density of each action: the sum over its independent components [continuous 3]."""
     z = (actions - mean) / log_std.exp()
-    return (-0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi)).reshape(len(mean), -1).sum(1)
+    log_densities = -0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi)
+    return log_densities.reshape(len(mean), -1).sum(1)
 
 
 def load_policy(checkpoint, envs):
@@ -486,7 +487,7 @@ if __name__ == "__main__":
     old_log_probs = np.zeros((T, N), dtype=np.float32)
     values = np.zeros((T + 1, N), dtype=np.float32)  # by the same pass of the network as actions
     rewards = np.zeros((T, N), dtype=np.float32)
-    discounted = np.zeros((T + 1, N), dtype=np.float32)  # sums of each episode's rewards so far
+    discounted = np.zeros((T + 1, N), dtype=np.float32)  # returns of each episode so far
     terminated = np.zeros((T, N), dtype=bool)
     state = tuple(torch.zeros(2, 1, N, agent.lstm.hidden_size, device=device))  # [lstm 2]
     num_iterations = args.total_timesteps // (T * N)

@@ -127,7 +127,7 @@ class RunningMoments(nn.Module):
         self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
 
     def update(self, rows):
-        """Chan's formula merges in their moments; NumPy takes half the time of PyTorch."""
+        """Merge in their moments (Chan et al.), in place: NumPy halves the time of PyTorch."""
         count, mean, var = self.count.numpy(), self.mean.numpy(), self.var.numpy()
         count += len(rows)
         share = len(rows) / count
@@ -171,7 +171,8 @@ def sample(mean, log_std):
 def log_prob(mean, log_std, actions):
     """Log-density of each action: the sum over its independent components [continuous 3]."""
     z = (actions - mean) / log_std.exp()
-    return (-0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi)).reshape(len(mean), -1).sum(1)
+    log_densities = -0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi)
+    return log_densities.reshape(len(mean), -1).sum(1)
 
 
 def load_policy(checkpoint, envs):
@@ -474,7 +475,7 @@ if __name__ == "__main__":
     is_last = np.zeros((T + 1, N), dtype=bool)
     actions = np.zeros((T, N, *action_space.shape), dtype=np.float32)
     rewards = np.zeros((T, N), dtype=np.float32)
-    discounted = np.zeros((T + 1, N), dtype=np.float32)  # sums of each episode's rewards so far
+    discounted = np.zeros((T + 1, N), dtype=np.float32)  # returns of each episode so far
     terminated = np.zeros((T, N), dtype=bool)
     num_iterations = args.total_timesteps // (T * N)
     reset_seed = np.random.SeedSequence((args.seed, global_step)).generate_state(1)[0]
