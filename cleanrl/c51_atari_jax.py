@@ -1,33 +1,45 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#     "ale-py>=0.11", "flax>=0.12", "gymnasium>=1.2.1,<2", "jax>=0.9", "moviepy>=2", "numpy>=2", "optax>=0.2.6",
+#     "ale-py>=0.11", "filelock>=3.20", "flax>=0.12", "gymnasium>=1.2.1,<2", "jax>=0.9",
+#     "moviepy>=2", "numpy>=2", "optax>=0.2.6", "psutil>=7", "pydantic>=2.11",
 #     "tensorboard>=2.20", "tqdm>=4.67", "tyro>=1.0", "wandb>=0.22",
 # ]
 # ///
-"""Categorical DQN (C51), which learns the distribution of returns, for Atari games, in JAX.
+"""Categorical DQN (C51), distributional Q-learning, for Atari games, in JAX.
 
-    uv run cleanrl/c51_atari_jax.py                                # Breakout, 10M steps (40M frames)
+    uv run cleanrl/c51_atari_jax.py                      # Breakout, 10M steps (40M frames)
     uv run cleanrl/c51_atari_jax.py --env-id PongNoFrameskip-v4 --seed 2
-    uv run cleanrl/c51_atari_jax.py --sticky                       # sticky actions and full games (Machado et al., 2018)
-    uv run cleanrl/c51_atari_jax.py --resume runs/<run>            # go on after an interruption
+    uv run cleanrl/c51_atari_jax.py --sticky             # as in Machado et al. (2018)
+    uv run cleanrl/c51_atari_jax.py --resume runs/<run>  # continue an interrupted run
     tensorboard --logdir runs
 
-Numbers in brackets, such as [c51 2], are the implementation details explained in docs/rl-algorithms/{c51,dqn,ppo}.md.
+Tags such as [c51 2] refer to the implementation details in docs/rl-algorithms/{c51,dqn,ppo}.md.
 """
 
+import atexit
+import hashlib
+import itertools
 import json
+import math
 import os
 import platform
+import random
+import re
+import shutil
+import signal
 import subprocess
+import sys
+import threading
 import time
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
 
-if "deterministic" not in os.environ.setdefault("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] += " --xla_gpu_deterministic_ops=true"  # the same bits on a GPU too; XLA reads it once
+if "deterministic" not in os.environ.setdefault("XLA_FLAGS", ""):  # XLA reads it only once
+    os.environ["XLA_FLAGS"] += " --xla_gpu_deterministic_ops=true"  # the same bits on a GPU too
 import ale_py
 import flax.linen as nn
 import gymnasium as gym
@@ -35,321 +47,608 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import psutil
 import tyro
+from filelock import FileLock, Timeout
 from flax.serialization import from_state_dict, msgpack_restore, msgpack_serialize, to_state_dict
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer import event_file_writer
+from tensorboard.summary.writer.record_writer import RecordWriter
 from tqdm import tqdm
 
 
 @dataclass
 class Args:
-    exp_name: str = Path(__file__).stem  # name of this experiment
-    seed: int = 1  # seed of the weights, the environments and every sampled number
-    cuda: bool = True  # use the GPU if there is one
-    track: bool = False  # also log to Weights & Biases
-    wandb_project_name: str = "cleanRL"  # project to log to
-    wandb_entity: str | None = None  # team to log to
-    capture_video: bool = False  # record videos of the first environment into the run's folder
-    resume: str | None = None  # folder of an interrupted run to go on with, its flags as they were
-    checkpoint_interval: int = 50_000  # environment steps between two checkpoints
-    checkpoint_buffer: bool = False  # keep the replay buffer, of 7 GB, too; without it, learning waits for a new one
+    exp_name: str = Path(__file__).stem  # name of the experiment
+    seed: int = 1  # seed of the weights, the environments and all sampling
+    cuda: bool = True  # use a GPU if there is one
+    track: bool = False  # log to Weights & Biases as well
+    wandb_project_name: str = "cleanRL"  # W&B project
+    wandb_entity: str | None = None  # W&B team
+    capture_video: bool = False  # record the first environment to runs/<run>/videos
+    resume: str | None = None  # folder of an interrupted run to continue with its own flags
+    checkpoint_interval: int = 50_000  # environment steps between checkpoints
+    checkpoint_buffer: bool = False  # save the replay buffer too; else a resumed run refills it
 
-    env_id: str = "BreakoutNoFrameskip-v4"  # Gymnasium id of the game, also as in ALE/Breakout-v5
-    sticky: bool = False  # repeat the last action with probability 0.25, and play on after a lost life
+    env_id: str = "BreakoutNoFrameskip-v4"  # Gymnasium environment id, also ALE/Breakout-v5
+    sticky: bool = False  # sticky actions (probability 0.25), and lives that do not end episodes
     total_timesteps: int = 10_000_000  # environment steps of the whole run
-    learning_rate: float = 2.5e-4  # learning rate
-    num_envs: int = 1  # environments stepped side by side
-    n_atoms: int = 51  # returns, evenly spaced, over which a distribution is learned
-    v_min: float = -10.0  # smallest of them
-    v_max: float = 10.0  # largest of them
-    buffer_size: int = 1_000_000  # steps that the replay buffer holds
+    learning_rate: float = 2.5e-4  # learning rate of Adam
+    num_envs: int = 1  # parallel environments
+    n_atoms: int = 51  # number of atoms of the return distribution
+    v_min: float = -10.0  # smallest atom
+    v_max: float = 10.0  # largest atom
+    buffer_size: int = 1_000_000  # capacity of the replay buffer in environment steps
     gamma: float = 0.99  # discount factor
-    target_network_frequency: int = 10_000  # environment steps between two updates of the target network
+    target_network_frequency: int = 10_000  # environment steps between target network updates
     batch_size: int = 32  # transitions per update
-    start_e: float = 1.0  # chance of a random action at the start
-    end_e: float = 0.01  # chance of a random action in the end
-    exploration_fraction: float = 0.1  # part of the run over which the chance falls from one to the other
+    start_e: float = 1.0  # initial epsilon of epsilon-greedy exploration
+    end_e: float = 0.01  # final epsilon
+    exploration_fraction: float = 0.1  # fraction of the run over which epsilon is annealed
     learning_starts: int = 80_000  # environment steps before the first update
-    train_frequency: int = 4  # environment steps between two updates
+    train_frequency: int = 4  # environment steps between updates
+
+    def check(self):
+        """Refuse what cannot work before anything is written."""
+        require_positive(self, "num_envs", "batch_size", "train_frequency", "learning_rate")
+        require_positive(self, "target_network_frequency", "checkpoint_interval")
+        require_positive(self, "exploration_fraction")
+        require_fraction(self, "gamma", "start_e", "end_e", "exploration_fraction")
+        require(self.n_atoms > 1, "n_atoms must be at least 2")
+        require(self.v_min < self.v_max, "v_min must be less than v_max")
+        least = 4 * self.num_envs  # two of three steps may only reset
+        require(self.learning_starts >= least, f"learning_starts must be at least {least}")
+        require(self.buffer_size >= 2 * least, f"buffer_size must be at least {2 * least}")
+        require(self.total_timesteps >= self.num_envs, "total_timesteps is less than num_envs")
 
 
 class AtariLives(gym.vector.VectorWrapper):
-    """A lost life ends the episode [atari 3], not the game: the step after it only presses FIRE [atari 4] and goes on."""
+    """A lost life ends the episode [atari 3] but not the game: the next step only presses FIRE."""
 
     render_mode = "rgb_array"
 
     def __init__(self, envs, lives_count):
         super().__init__(envs)
-        self.metadata = {**envs.metadata, "render_modes": ["rgb_array"], "render_fps": 15}
-        self.lives_count, self.fire = lives_count, int(ale_py.Action.FIRE in self.unwrapped.ale.get_action_set())
+        self.metadata = envs.metadata | {"render_modes": ["rgb_array"], "render_fps": 15}
+        self.lives_count = lives_count
+        self.fire = int(ale_py.Action.FIRE in self.unwrapped.ale.get_action_set())  # 0 is NOOP
 
     def reset(self, **kwargs):
         self.obs, infos = self.env.reset(**kwargs)
-        self.lives, self.lost = infos["lives"], np.zeros(self.num_envs, dtype=bool)
+        self.lives = infos["lives"]
+        self.lost = np.zeros(self.num_envs, dtype=bool)
         return self.obs, infos
 
     def step(self, actions):
-        self.obs, rewards, terminated, truncated, infos = self.env.step(np.where(self.lost, self.fire, actions))
-        lives, self.lives = self.lives, np.where(terminated | truncated, 0, infos["lives"])
-        self.lost = self.lives_count & (self.lives < lives) & (self.lives > 0)
+        actions = np.where(self.lost, self.fire, actions)  # [atari 4]
+        self.obs, rewards, terminated, truncated, infos = self.env.step(actions)
+        lives = np.where(terminated | truncated, 0, infos["lives"])
+        is_lost = (lives < self.lives) & (lives > 0)
+        self.lost = self.lives_count & is_lost & ~self.lost  # a life lost to FIRE ends no episode
+        self.lives = lives
         return self.obs, rewards, terminated | self.lost, truncated, infos
 
-    def render(self):  # what the agents see, in the colors and the size that videos need
-        return [frames[-1, :, :, None].repeat(3, 2).repeat(4, 0).repeat(4, 1) for frames in self.obs]
+    def render(self):
+        """The newest frame of each environment, in the size and the three colors of a video."""
+        frames = self.obs[:, -1, :, :, None]
+        return list(frames.repeat(4, axis=1).repeat(4, axis=2).repeat(3, axis=3))
 
 
 def make_envs(args, num_envs, render_mode=None):
     gym.register_envs(ale_py)
-    env_id = f"ALE/{args.env_id[:-14]}-v5" if args.env_id.endswith("NoFrameskip-v4") else args.env_id  # the flags set the rest
-    play = dict(noop_max=30, use_fire_reset=True, repeat_action_probability=0.25 if args.sticky else 0.0)  # [atari 1, 4]
-    look = dict(frameskip=4, maxpool=True, grayscale=True, img_height=84, img_width=84, stack_num=4)  # [atari 2, 5, 7]
-    envs = gym.make_vec(env_id, num_envs, "vector_entry_point", **play, **look, reward_clipping=False)
-    return AtariLives(gym.wrappers.vector.RecordEpisodeStatistics(envs), lives_count=not args.sticky)
+    env_id = args.env_id
+    if env_id.endswith("NoFrameskip-v4"):  # the classic ids: what they stand for is set below
+        env_id = f"ALE/{env_id.removesuffix('NoFrameskip-v4')}-v5"
+    start = dict(noop_max=30, use_fire_reset=True)  # [atari 1, 4]
+    frames = dict(frameskip=4, maxpool=True, stack_num=4)  # [atari 2, 7]
+    images = dict(grayscale=True, img_height=84, img_width=84)  # [atari 5]
+    rules = dict(repeat_action_probability=0.25 if args.sticky else 0.0, reward_clipping=False)
+    settings = start | frames | images | rules
+    envs = gym.make_vec(env_id, num_envs, "vector_entry_point", **settings)
+    envs = gym.wrappers.vector.RecordEpisodeStatistics(envs)  # of whole games
+    return AtariLives(envs, lives_count=not args.sticky)
 
 
 class QNetwork(nn.Module):
+    """The distribution of the return of each action, over the same atoms [c51 1]."""
+
     num_actions: int
     n_atoms: int
 
     @nn.compact
     def __call__(self, obs):
-        """The log-probabilities of the atoms, for each action."""
-        features = jnp.moveaxis(obs, 1, -1) / 255  # [atari 9] JAX has the channels last
-        for channels, size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):  # [atari 8]
-            features = nn.relu(nn.Conv(channels, (size, size), stride, padding="VALID")(features))
+        """Log-probabilities of the atoms, for each action."""
+        features = jnp.moveaxis(obs, 1, -1) / 255  # [atari 9], JAX has the channels last
+        features = nn.relu(nn.Conv(32, (8, 8), 4, padding="VALID")(features))  # [atari 8]
+        features = nn.relu(nn.Conv(64, (4, 4), 2, padding="VALID")(features))
+        features = nn.relu(nn.Conv(64, (3, 3), 1, padding="VALID")(features))
         hidden = nn.relu(nn.Dense(512)(features.reshape(len(obs), -1)))
         logits = nn.Dense(self.num_actions * self.n_atoms)(hidden)
         return nn.log_softmax(logits.reshape(-1, self.num_actions, self.n_atoms))
 
 
+def mean_returns(log_pmfs, atoms):
+    """Q-values: the means of the distributions."""
+    return (jnp.exp(log_pmfs) * atoms).sum(-1)
+
+
 def project(pmfs, returns, atoms):
-    """Distributions over returns, moved to the atoms: each probability to the two beside it, most to the nearer [c51 2]."""
-    positions = (returns.clip(atoms[0], atoms[-1]) - atoms[0]) / (atoms[-1] - atoms[0]) * (len(atoms) - 1)
+    """Move probabilities of returns to the atoms below and above, more to the nearer [c51 2]."""
+    v_min, v_max = atoms[0], atoms[-1]
+    positions = (returns.clip(v_min, v_max) - v_min) / (v_max - v_min) * (len(atoms) - 1)
     below = positions.astype(jnp.int32)
-    shares, above, index = positions - below, (below + 1).clip(max=len(atoms) - 1), jnp.arange(len(pmfs))[:, None]
-    return jnp.zeros_like(pmfs).at[index, below].add(pmfs * (1 - shares)).at[index, above].add(pmfs * shares)
+    above = (below + 1).clip(max=len(atoms) - 1)
+    share_above = positions - below
+    index = jnp.arange(len(pmfs))[:, None]
+    projected = jnp.zeros_like(pmfs).at[index, below].add(pmfs * (1 - share_above))
+    return projected.at[index, above].add(pmfs * share_above)
 
 
 class ReplayBuffer:
-    """A ring with the last steps of all environments [dqn 1]."""
+    """The last steps of all environments in a ring [dqn 1].
+
+    Of each stack it keeps the newest frame [frames 1], and which of the four are not the black
+    ones before a game. The stacks are rebuilt from that [frames 2].
+    """
 
     def __init__(self, size, envs):
-        self.num_envs, self.size = envs.num_envs, size - size % envs.num_envs
+        self.num_envs = envs.num_envs
+        self.size = size - size % envs.num_envs
         frame_shape = envs.single_observation_space.shape[1:]
-        self.columns = {
-            "frames": np.zeros((self.size, *frame_shape), dtype=np.uint8),  # each is kept once [frames 1]
-            "is_shown": np.zeros((self.size, 4), dtype=bool),  # not the black before a game [frames 2]
-            "is_first": np.zeros(self.size, dtype=bool),  # obs does not follow from the step before
-            "actions": np.zeros(self.size, dtype=np.int32),
-            "rewards": np.zeros(self.size, dtype=np.float32),
-            "terminated": np.zeros(self.size, dtype=bool),
-        }
-        self.count = np.zeros(1, dtype=np.int64)
+        self.columns = dict(
+            frames=np.zeros((self.size, *frame_shape), dtype=np.uint8),  # takes memory as it fills
+            is_shown=np.zeros((self.size, 4), dtype=bool),
+            is_first=np.zeros(self.size, dtype=bool),  # after a reset
+            actions=np.zeros(self.size, dtype=np.int32),
+            rewards=np.zeros(self.size, dtype=np.float32),
+            terminated=np.zeros(self.size, dtype=bool),
+        )
+        self.added = np.zeros(1, dtype=np.int64)  # steps, also overwritten
 
-    def add(self, *step):
-        start = self.count[0] % self.size
-        for column, values in zip(self.columns.values(), step, strict=True):
-            column[start : start + self.num_envs] = values
-        self.count[0] += self.num_envs
+    def add(self, **step):
+        start = self.num_added % self.size
+        for name, values in step.items():
+            self.columns[name][start : start + self.num_envs] = values
+        self.added += self.num_envs
+
+    def load(self, columns, added):
+        for name, values in columns.items():
+            self.columns[name][:] = values
+        self.added[:] = added
+
+    @property
+    def num_added(self):
+        return int(self.added[0])
 
     def sample(self, batch_size, rng):
-        """Transitions, drawn evenly [dqn 2]: steps that are followed by what they led to, not by the start of an episode."""
-        (frames, is_shown, is_first, actions, rewards, terminated), added = self.columns.values(), self.count[0]
-        rows, oldest = np.zeros(0, int), max(0, added - self.size + 3 * self.num_envs)  # the first with all of its stack
+        """Uniformly drawn transitions [dqn 2]; a step before the start of an episode is none."""
+        rows = np.zeros(0, int)
+        oldest = max(0, self.num_added - self.size + 3 * self.num_envs)  # with its whole stack
+        newest = self.num_added - self.num_envs  # without its next observation yet
         while len(rows) < batch_size:
-            drawn = rng.integers(oldest, added - self.num_envs, 2 * batch_size) % self.size
-            rows = np.append(rows, drawn[~is_first[(drawn + self.num_envs) % self.size]])
+            drawn = rng.integers(oldest, newest, 2 * batch_size) % self.size
+            is_transition = ~self.columns["is_first"][(drawn + self.num_envs) % self.size]
+            rows = np.append(rows, drawn[is_transition])
         rows = rows[:batch_size]
-        stacks = frames[(rows[:, None] + self.num_envs * np.arange(-3, 2)) % self.size]  # and the frame after
-        stacks[:, :4][~is_shown[rows]] = 0
-        return stacks, actions[rows], rewards[rows], terminated[rows]
+        window = rows[:, None] + self.num_envs * np.arange(-3, 2)  # the stack and the next frame
+        stacks = self.columns["frames"][window % self.size]
+        stacks[:, :4][~self.columns["is_shown"][rows]] = 0  # those are of the game before
+        names = ("actions", "rewards", "terminated")
+        return {name: self.columns[name][rows] for name in names} | {"stacks": stacks}
+
+
+def count_due(every, global_step, num_envs):
+    """How many multiples of every the last step of all environments has reached."""
+    return global_step // every - (global_step - num_envs) // every
 
 
 def load_policy(checkpoint, envs):
-    """The trained policy: a function from observations, and which of them end an episode, to actions."""
-    atoms, first_action = checkpoint["agent"]["atoms"], envs.single_action_space.start
-    log_pmfs = partial(QNetwork(int(envs.single_action_space.n), len(atoms)).apply, checkpoint["agent"]["params"])
-    best_actions = jax.jit(lambda obs: (jnp.exp(log_pmfs(obs)) * atoms).sum(-1).argmax(1))
-    jax.eval_shape(best_actions, np.zeros((1, *envs.single_observation_space.shape)))  # complains of weights that do not fit
-    return lambda obs, is_last: np.asarray(best_actions(obs)) + first_action
-
-
-if __name__ == "__main__":
-    # check what was asked for before anything is written
-    args, start_time = tyro.cli(Args), time.time()
-    resume, asked_id = args.resume, args.env_id
-    if resume is not None:
-        if args != Args(resume=resume, env_id=asked_id):
-            raise SystemExit("--resume goes on with the run's own flags: give no others")
-        try:  # the folder may be a stranger's: it is only believed in what cannot do harm
-            about = json.loads(Path(resume, "run.json").read_text())
-            args = Args(**about["args"])
-            assert about["file"] == Path(__file__).name, f"it is a run of {about['file']}"
-            assert all(isinstance(value, Args.__annotations__[name]) for name, value in vars(args).items()), "wrong types"
-        except Exception as error:
-            raise SystemExit(f"cannot resume {resume}: {type(error).__name__}: {error}".splitlines()[0]) from None
-        if args.env_id != asked_id and (":" in args.env_id or asked_id != Args.env_id):  # an id may name a module to import
-            raise SystemExit(f"{resume} is a run on {args.env_id!r}: add --env-id with that id if you trust what it imports")
-    run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(start_time)}".translate(str.maketrans("/\\:", "---"))
-    run_folder = Path("runs", run_name) if resume is None else Path(resume).absolute()
-
-    # check that the numbers fit together and the file fits the environment
-    for rule in (
-        "num_envs > 0; 0 < batch_size < 2**24; train_frequency > 0; target_network_frequency > 0; checkpoint_interval > 0; "
-        "total_timesteps >= num_envs; learning_starts >= 4 * num_envs; 8 * num_envs <= buffer_size < 2**31; 0 <= gamma <= 1; "
-        "0 <= start_e <= 1; 0 <= end_e <= 1; 0 < exploration_fraction <= 1; 0 < learning_rate < 1e9; "
-        "1 < n_atoms < 2**20; -1e9 < v_min < v_max < 1e9; 0 <= seed < 2**32"
-    ).split("; "):
-        if not eval(rule, {}, vars(args)):
-            raise SystemExit(f"these flags do not fit: {rule} must hold")
-    try:
-        envs = make_envs(args, args.num_envs, "rgb_array" if args.capture_video else None)
-    except Exception as error:
-        raise SystemExit(f"cannot make {args.env_id}: {type(error).__name__}: {error}".splitlines()[0]) from None
-    obs_space, action_space = envs.single_observation_space, envs.single_action_space
-    for need, is_met in {
-        "Box observations": isinstance(obs_space, gym.spaces.Box),
-        "Discrete actions": isinstance(action_space, gym.spaces.Discrete),
-        "resets on the step after an end": envs.metadata.get("autoreset_mode") == gym.vector.AutoresetMode.NEXT_STEP,
-        "rgb_array rendering for a video": not args.capture_video or "rgb_array" in envs.metadata.get("render_modes", ()),
-    }.items():
-        if not is_met:
-            raise SystemExit(f"{Path(__file__).name} needs {need}, which {args.env_id} does not have")
-
-    # seed, build, restore
-    jax.config.update("jax_platforms", None if args.cuda else "cpu")
-    num_iterations, global_step = args.total_timesteps // args.num_envs, 0
-    atoms = jnp.linspace(args.v_min, args.v_max, args.n_atoms)  # [c51 1] returns, whose probabilities are learned
-    q_network = QNetwork(int(action_space.n), args.n_atoms)
-    optimizer = optax.adam(args.learning_rate, eps=0.01 / args.batch_size)  # [c51 4]
-    params = q_network.init(jax.random.key(args.seed), np.zeros((1, *obs_space.shape), dtype=np.uint8))
-    agent = dict(params=params, target_params=params, opt_state=optimizer.init(params), atoms=atoms)
-    agent = jax.tree.map(jnp.copy, agent)  # each array has its own memory, which learning can reuse
-    buffer = ReplayBuffer(args.buffer_size, envs)
-    kept = {"buffer": buffer.columns, "added": buffer.count} if args.checkpoint_buffer else {}  # by the checkpoint
-    if resume is not None and (run_folder / "checkpoint.msgpack").exists():
-        try:
-            checkpoint = msgpack_restore((run_folder / "checkpoint.msgpack").read_bytes())
-            parts = kept | {"agent": agent}
-            restored = from_state_dict(parts, {name: checkpoint[name] for name in parts})
-            for old, new in zip(jax.tree.leaves(parts), jax.tree.leaves(restored), strict=True):
-                assert (old.shape, old.dtype) == (new.shape, new.dtype), "arrays of other shapes"
-            agent = jax.tree.map(jnp.array, restored.pop("agent"))
-            jax.tree.map(np.copyto, kept, restored)
-            global_step = int(checkpoint["global_step"])
-            assert global_step in range(0, args.total_timesteps + 1, args.num_envs), f"step {global_step} of another run"
-            assert int(buffer.count[0]) in range(0, global_step + 1, args.num_envs), "a replay buffer of another run"
-        except Exception as error:
-            raise SystemExit(f"cannot resume {resume}: {type(error).__name__}: {error}".splitlines()[0]) from None
+    """The trained policy for evaluation: a function from observations to actions."""
+    params, atoms = checkpoint["agent"]["params"], checkpoint["agent"]["atoms"]
+    q_network = QNetwork(int(envs.single_action_space.n), len(atoms))
 
     @jax.jit
-    def best_actions(params, obs):
-        return (jnp.exp(q_network.apply(params, obs)) * atoms).sum(-1).argmax(1)
+    def best_actions(obs):
+        return mean_returns(q_network.apply(params, obs), atoms).argmax(1)
+
+    def policy(obs, is_last):
+        return np.asarray(best_actions(obs)) + envs.single_action_space.start
+
+    return policy
+
+
+def make_program(args, envs):
+    """The functions init(key) -> agent, and act and learn, which are compiled."""
+    q_network = QNetwork(int(envs.single_action_space.n), args.n_atoms)
+    optimizer = optax.adam(args.learning_rate, eps=0.01 / args.batch_size)  # [c51 4]
+    atoms = jnp.linspace(args.v_min, args.v_max, args.n_atoms)
+
+    def init(key):
+        obs = np.zeros((1, *envs.single_observation_space.shape), dtype=np.uint8)
+        params = q_network.init(key, obs)
+        agent = dict(params=params, target_params=params, opt_state=optimizer.init(params))
+        agent["atoms"] = atoms
+        return jax.tree.map(jnp.copy, agent)  # no two arrays share memory: learn reuses it
+
+    @jax.jit
+    def act(params, obs):
+        return mean_returns(q_network.apply(params, obs), atoms).argmax(1)
 
     @partial(jax.jit, donate_argnums=0)
-    def learn(agent, b_stacks, b_actions, b_rewards, b_terminated):
-        """A truncated episode is bootstrapped from its last observation, a terminated one is not [dqn 4]."""
-        next_pmfs, index = jnp.exp(q_network.apply(agent["target_params"], b_stacks[:, 1:])), jnp.arange(args.batch_size)
-        best_pmfs = next_pmfs[index, (next_pmfs * atoms).sum(-1).argmax(1)]
-        returns = b_rewards[:, None] + args.gamma * atoms * ~b_terminated[:, None]
-        target_pmfs = project(best_pmfs, returns, atoms)
+    def learn(agent, b):
+        """One update [dqn 4]; truncated episodes are bootstrapped, terminated ones are not."""
+        obs, next_obs = b["stacks"][:, :4], b["stacks"][:, 1:]
+        index = jnp.arange(args.batch_size)
+        next_pmfs = jnp.exp(q_network.apply(agent["target_params"], next_obs))
+        next_actions = (next_pmfs * atoms).sum(-1).argmax(1)
+        returns = b["rewards"][:, None] + args.gamma * atoms * ~b["terminated"][:, None]
+        target_pmfs = project(next_pmfs[index, next_actions], returns, atoms)
 
         def cross_entropy(params):  # [c51 3]
-            log_pmfs = q_network.apply(params, b_stacks[:, :4])[index, b_actions]
-            return -(target_pmfs * log_pmfs).sum(-1).mean(), (jnp.exp(log_pmfs) * atoms).sum(-1).mean()
+            log_pmfs = q_network.apply(params, obs)[index, b["actions"]]
+            return -(target_pmfs * log_pmfs).sum(-1).mean(), mean_returns(log_pmfs, atoms).mean()
 
         losses, grads = jax.value_and_grad(cross_entropy, has_aux=True)(agent["params"])
         updates, opt_state = optimizer.update(grads, agent["opt_state"])
-        return agent | dict(params=optax.apply_updates(agent["params"], updates), opt_state=opt_state), losses
+        params = optax.apply_updates(agent["params"], updates)
+        return agent | dict(params=params, opt_state=opt_state), losses
 
-    # open the logs
-    git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True, text=True)
-    about = {
-        "file": Path(__file__).name,
-        "args": asdict(args),
-        "tags": list(filter(None, os.environ.get("WANDB_TAGS", "").split(","))),
-        "start_time": start_time,
-        "commit": git.stdout.strip(),
-        "device": jax.devices()[0].device_kind if jax.default_backend() == "gpu" else platform.machine(),
-        "python": platform.python_version(),
-        "packages": {d.name: d.version for d in distributions()},
-    }
+    return init, act, learn
+
+
+# -- the same in every JAX file: flags, errors, run folder, checkpoints ----------------------------
+
+
+FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
+
+
+def require(condition, message):
+    if not condition:
+        raise ValueError(message)
+
+
+def require_positive(args, *names):
+    for name in names:
+        require(getattr(args, name) > 0, f"{name} must be positive, not {getattr(args, name)}")
+
+
+def require_fraction(args, *names):
+    for name in names:
+        value = getattr(args, name)
+        require(0 <= value <= 1, f"{name} must be between 0 and 1, not {value}")
+
+
+def require_memory(num_bytes):
+    free = psutil.virtual_memory().available
+    require(num_bytes < free, f"{num_bytes / 1e9:.1f} GB of memory needed, {free / 1e9:.1f} free")
+
+
+def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
+    """An episode's last observation must be its own, and videos need frames."""
+    require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
+    has_frames = "rgb_array" in envs.metadata.get("render_modes", ())
+    require(has_frames or not args.capture_video, "no rgb_array rendering for --capture-video")
+
+
+@contextmanager
+def explain(attempt):
+    """Report an error inside as one line; CLEANRL_TRACEBACK=1 shows where it comes from."""
     try:
+        yield
+    except Exception as error:
+        if os.environ.get("CLEANRL_TRACEBACK"):
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise SystemExit(f"cannot {attempt}: {reason[:500]}") from None
+
+
+def parse_args():
+    """The flags of the command line, or with --resume those of the interrupted run."""
+    args = tyro.cli(Args)
+    if args.resume:
+        with explain(f"resume {args.resume}"):
+            args = load_args(args.resume)
+    with explain("run with these flags"):
+        for name, value in vars(args).items():
+            require(not isinstance(value, float) or math.isfinite(value), f"{name} is {value}")
+        require(0 <= args.seed < 2**32, "seed must be between 0 and 2**32 - 1")
+        args.check()
+    return args
+
+
+def load_args(folder):
+    """The flags of a run; only a larger --total-timesteps may be passed beside --resume."""
+    from pydantic import TypeAdapter
+
+    run = json.loads(Path(folder, "run.json").read_text())
+    require(run["file"] == Path(__file__).name, f"it is a run of {run['file']}")
+    if run.get("sha256", FILE_HASH) != FILE_HASH:
+        print(f"warning: {run['file']} has changed since this run started", file=sys.stderr)
+    recorded = TypeAdapter(Args).validate_python(run["args"] | {"resume": folder})
+    args = tyro.cli(Args, default=recorded)
+    changed = [name for name, value in vars(args).items() if value != getattr(recorded, name)]
+    require(set(changed) <= {"total_timesteps"}, f"do not pass {', '.join(changed)} with --resume")
+    require(args.total_timesteps >= recorded.total_timesteps, "total_timesteps can only grow")
+    return args
+
+
+def seed_everything(args):
+    random.seed(args.seed)
+    np.random.seed(args.seed)
+    return jax.random.PRNGKey(args.seed)
+
+
+def make_run_folder(args):
+    """runs/{env_id}__{exp_name}__{seed}__{unix time}, at a second that no other run has taken."""
+    for second in itertools.count(int(time.time())):
+        name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
+        folder = Path("runs", re.sub(r"[/\\:]", "-", name))
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            continue
+
+
+def lock_run_folder(folder):
+    """Refuse a folder that another process is writing to."""
+    lock = FileLock(folder / "lock", timeout=0, is_singleton=True)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ValueError(f"process {(folder / 'pid').read_text()} is writing to it") from None
+    atexit.register(lock.release)
+    (folder / "pid").write_text(str(os.getpid()))
+
+
+def open_run(args, device, global_step, **more):
+    """The run folder, with the flags and versions in run.json, and the writer of its curves."""
+    folder = Path(args.resume or "runs")
+    with explain(f"log to {folder}"):
         if args.track:
             import wandb
 
-            names = dict(project=args.wandb_project_name, entity=args.wandb_entity, name=run_folder.name, id=run_folder.name)
-            wandb.init(**names, config=asdict(args), resume="allow", sync_tensorboard=True, save_code=True)
-        if resume is None:  # the folder appears with run.json in it, or not at all
-            assert not run_folder.exists(), "there is such a run already"
-            os.makedirs(f"{run_folder}.tmp")
-            Path(f"{run_folder}.tmp", "run.json").write_text(json.dumps(about, indent=2))
-            os.rename(f"{run_folder}.tmp", run_folder)
-    except Exception as error:
-        raise SystemExit(f"cannot log to {run_folder}: {type(error).__name__}: {error}".splitlines()[0]) from None
-    print(f"run folder: {run_folder}")
-    writer = event_file_writer.EventFileWriter(str(run_folder))
-    start = SessionLog(status=SessionLog.START)  # hides what was logged after the checkpoint
-    writer.add_event(Event(wall_time=time.time(), step=global_step + 1, session_log=start))
+            wandb.login()  # a missing login is told before anything is written
+        if args.resume:
+            lock_run_folder(folder)
+            run = json.loads((folder / "run.json").read_text())
+        else:
+            describe = ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=40"]
+            here = Path(__file__).parent
+            git = subprocess.run(describe, cwd=here, capture_output=True, text=True)
+            run = {
+                "file": Path(__file__).name,
+                "sha256": FILE_HASH,
+                "tags": [tag for tag in os.environ.get("WANDB_TAGS", "").split(",") if tag],
+                "start_time": time.time(),
+                "commit": git.stdout.strip().removesuffix("-dirty"),
+                "dirty": git.stdout.strip().endswith("-dirty"),
+                "device": device.device_kind,
+                "python": platform.python_version(),
+                "packages": {package.name: package.version for package in distributions()},
+            } | more
+            folder = make_run_folder(args)
+            lock_run_folder(folder)
+            shutil.copy(__file__, folder)  # the exact code of this run
+        run["args"] = asdict(args) | {"resume": None}
+        (folder / "run.tmp").write_text(json.dumps(run, indent=2, default=str))
+        os.replace(folder / "run.tmp", folder / "run.json")
+        tracker = None
+        if args.track:
+            project = dict(project=args.wandb_project_name, entity=args.wandb_entity)
+            names = dict(id=folder.name, name=folder.name, resume="allow")
+            tracker = wandb.init(**project, **names, config=asdict(args), reinit="create_new")
+            atexit.register(tracker.finish)
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
+    print(f"run folder: {folder}")
+    print(f"device: {device.device_kind}", flush=True)
+    return folder, Writer(folder, tracker, global_step)
 
-    def log(step, scalars):  # one event for all of them
-        values = [Summary.Value(tag=name, simple_value=float(scalar)) for name, scalar in scalars.items()]
-        writer.add_event(Event(wall_time=time.time(), step=int(step), summary=Summary(value=values)))
 
-    videos, logged_videos = run_folder / "videos", set(run_folder.glob("videos/*.mp4"))
+class Writer:
+    """The curves of one run: TensorBoard events, and Weights & Biases with --track."""
+
+    def __init__(self, folder, tracker, global_step):
+        name = f"events.out.tfevents.{time.time():.6f}.{platform.node()}"
+        self.records = RecordWriter((folder / name).open("ab", buffering=0))
+        self.tracker = tracker
+        self.logged_videos = set(folder.glob("videos/*.mp4"))
+        self.add_event(file_version="brain.Event:2")
+        start = SessionLog(status=SessionLog.START)
+        self.add_event(step=global_step + 1, session_log=start)  # hides what a resume repeats
+
+    def add_event(self, **event):
+        self.records.write(Event(wall_time=time.time(), **event).SerializeToString())
+
+    def add_scalars(self, step, scalars):
+        values = [Summary.Value(tag=name, simple_value=float(x)) for name, x in scalars.items()]
+        self.add_event(step=int(step), summary=Summary(value=values))
+        if self.tracker:
+            self.tracker.log(
+                {name: float(x) for name, x in scalars.items()} | {"global_step": step}
+            )
+
+    def add_videos(self, folder, step):
+        """Upload the videos that Weights & Biases does not have yet."""
+        import wandb
+
+        for path in sorted(set(folder.glob("videos/*.mp4")) - self.logged_videos):
+            self.tracker.log({"videos": wandb.Video(str(path)), "global_step": step})
+            self.logged_videos.add(path)
+
+    def close(self):
+        self.records.close()
+
+
+def interrupt(number, frame):
+    """The first signal lets the loop save a checkpoint and stop, the second ends the program."""
+    interrupted.set()
+    signal.signal(number, signal.SIG_DFL)
+
+
+def check_finite(args, step, **values):
+    """End the run at the first NaN or infinity, before a checkpoint holds what became of it."""
+    for name, value in values.items():
+        finite = np.isfinite(value)
+        if not finite.all():
+            bad = np.asarray(value)[~finite][0]
+            raise SystemExit(f"{name} of {args.env_id} at step {step}: {bad}")
+
+
+class RecordVideo(gym.wrappers.vector.RecordVideo):
+    """Episodes of the first environment, 1,000 frames at most: they are kept in memory."""
+
+    def __init__(self, envs, folder, global_step):
+        prefix = f"step-{global_step}"
+        super().__init__(envs, f"{folder}/videos", name_prefix=prefix, record_first_only=True)
+
+    def _capture_frame(self):
+        super()._capture_frame()
+        if len(self.recorded_frames) >= 1000:
+            self.stop_recording()
+
+
+def save_checkpoint(folder, args, state, global_step):
+    """Write aside, then rename: the checkpoint is always whole. Stops the run if interrupted."""
+    settings = asdict(args) | {"resume": None}
+    checkpoint = {"global_step": global_step} | to_state_dict(jax.device_get(state))
+    checkpoint["args"] = json.loads(json.dumps(settings, default=str))
+    path = folder / "checkpoint.tmp"
+    with explain(f"save step {global_step} ({shutil.disk_usage(folder).free / 1e9:.1f} GB free)"):
+        require_finite_weights(checkpoint)
+        try:
+            path.write_bytes(msgpack_serialize(checkpoint))
+            os.replace(path, folder / "checkpoint.msgpack")
+        finally:
+            path.unlink(missing_ok=True)
+    if interrupted.is_set():
+        raise SystemExit(f"interrupted at step {global_step}, continue with --resume {folder}")
+
+
+def require_finite_weights(checkpoint):
+    for path, value in jax.tree.leaves_with_path(checkpoint.get("agent", {})):
+        is_float = np.issubdtype(np.asarray(value).dtype, np.floating)
+        finite = not is_float or np.isfinite(value).all()
+        require(finite, f"agent{jax.tree_util.keystr(path)} is not finite")
+
+
+def restore_checkpoint(args, state):
+    """The state of the last checkpoint and its step; the given state and 0 if there is none yet."""
+    path = Path(args.resume or "", "checkpoint.msgpack")
+    if not args.resume or not path.exists():
+        return state, 0
+    with explain(f"resume {args.resume}"):
+        try:
+            checkpoint = msgpack_restore(path.read_bytes())
+        except Exception:
+            raise ValueError("checkpoint.msgpack is damaged") from None
+        require_finite_weights(checkpoint)
+        restored = from_state_dict(state, {name: checkpoint[name] for name in state})
+        shapes = jax.tree.map(lambda x: (np.shape(x), np.asarray(x).dtype), [state, restored])
+        require(shapes[0] == shapes[1], "its checkpoint has arrays of other shapes")
+        return jax.tree.map(jnp.array, restored), int(checkpoint["global_step"])
+
+
+# -- the algorithm ---------------------------------------------------------------------------------
+
+
+if __name__ == "__main__":
+    args = parse_args()
+    with explain(f"train on {args.env_id}"):
+        envs = make_envs(args, args.num_envs, "rgb_array" if args.capture_video else None)
+        obs_space, action_space = envs.single_observation_space, envs.single_action_space
+        require(isinstance(obs_space, gym.spaces.Box), "Box observations are needed")
+        require(isinstance(action_space, gym.spaces.Discrete), "Discrete actions are needed")
+        require_envs(args, envs)
+        num_frames = min(args.buffer_size, args.total_timesteps)
+        require_memory(num_frames * math.prod(obs_space.shape[1:]))
+
+    key = seed_everything(args)
+    jax.config.update("jax_platforms", None if args.cuda else "cpu")
+    device = jax.devices()[0]
+    init, act, learn = make_program(args, envs)
+    agent = init(key)
+    buffer = ReplayBuffer(args.buffer_size, envs)
+    state = {"agent": agent}
+    if args.checkpoint_buffer:
+        state |= {"buffer": buffer.columns, "added": buffer.added}
+    saved, global_step = restore_checkpoint(args, state)
+    agent = saved["agent"]
+    if global_step and args.checkpoint_buffer:
+        buffer.load(saved["buffer"], saved["added"])
+    start_step = global_step
+    run_folder, writer = open_run(args, device, global_step)
     if args.capture_video:
-        envs = gym.wrappers.vector.RecordVideo(envs, str(videos), name_prefix=f"step-{global_step}", record_first_only=True)
+        envs = RecordVideo(envs, run_folder, global_step)
 
-    # train, from new episodes also after a resume
-    obs, _ = envs.reset(seed=int(np.random.SeedSequence((args.seed, global_step)).generate_state(1)[0] >> 2))  # 30 bits
-    is_first, is_last = np.array([[True], [False]]).repeat(args.num_envs, 1)  # whether obs starts, or ends, an episode
-    due = lambda every: global_step // every - (global_step - args.num_envs) // every  # noqa: E731  times in the last step
-    loop_start, start_step = time.time(), global_step
-    progress = tqdm(initial=global_step, total=num_iterations * args.num_envs, unit="step", unit_scale=True)
-    for iteration in range(global_step // args.num_envs, num_iterations):
-        # act, at random with a chance that falls [dqn 3]
-        epsilon = np.interp(global_step, (0, args.exploration_fraction * args.total_timesteps), (args.start_e, args.end_e))
-        rng = np.random.default_rng((args.seed, global_step))  # a new one each step, so that a resume has nothing to restore
-        is_random, actions = rng.random(args.num_envs) < epsilon, rng.integers(action_space.n, size=args.num_envs)
+    N = args.num_envs
+    num_iterations = args.total_timesteps // N
+    exploration_steps = args.exploration_fraction * args.total_timesteps
+    reset_seed = np.random.SeedSequence((args.seed, global_step)).generate_state(1)[0] >> 2
+    obs, _ = envs.reset(seed=int(reset_seed))  # the emulators take 31 bits
+    is_first = np.ones(N, dtype=bool)  # obs starts an episode
+    is_last = np.zeros(N, dtype=bool)  # obs ends an episode: the next step only resets
+    start_time = time.time()
+    progress = tqdm(initial=global_step, total=num_iterations * N, unit="step", unit_scale=True)
+
+    for iteration in range(global_step // N, num_iterations):
+        # act epsilon-greedily [dqn 3]
+        epsilon = np.interp(global_step, (0, exploration_steps), (args.start_e, args.end_e))
+        rng = np.random.default_rng((args.seed, global_step))  # no state that a resume would need
+        is_random = rng.random(N) < epsilon
+        actions = rng.integers(action_space.n, size=N)
         if not is_random.all():
-            actions = np.where(is_random, actions, np.asarray(best_actions(agent["params"], obs)))
+            best_actions = np.asarray(act(agent["params"], obs))
+            actions = np.where(is_random, actions, best_actions)
         next_obs, rewards, terminated, truncated, infos = envs.step(actions + action_space.start)
-        global_step += args.num_envs
-        progress.update(args.num_envs)
         for i in np.flatnonzero(infos.get("_episode", ())):
-            episode = {"charts/episodic_return": infos["episode"]["r"][i], "charts/episodic_length": infos["episode"]["l"][i]}
-            log(global_step - args.num_envs + i + 1, episode)
-            progress.set_postfix(episodic_return=f"{infos['episode']['r'][i]:.1f}", refresh=False)
+            step, episode = global_step + i + 1, infos["episode"]
+            scalars = {
+                "charts/episodic_return": episode["r"][i],
+                "charts/episodic_length": episode["l"][i],
+            }
+            writer.add_scalars(step, scalars)
+            progress.set_postfix(episodic_return=f"{episode['r'][i]:.1f}", refresh=False)
+        global_step += N
+        check_finite(args, global_step, reward=rewards)
+        progress.update(N)
 
         # remember
-        buffer.add(obs[:, -1], obs.any((2, 3)), is_first, actions, np.sign(rewards), terminated)  # [atari 6]
-        obs, is_first, is_last = next_obs, is_last, terminated | truncated  # after an end, a step only resets
+        buffer.add(
+            frames=obs[:, -1],
+            is_shown=obs.any((2, 3)),  # a game starts with black frames
+            is_first=is_first,
+            actions=actions,
+            rewards=np.sign(rewards),  # [atari 6]
+            terminated=terminated,
+        )
+        obs, is_first, is_last = next_obs, is_last, terminated | truncated
 
         # learn
-        is_learning = buffer.count[0] >= args.learning_starts  # a buffer that was not kept fills up again first
-        for _ in range(due(args.train_frequency) if is_learning else 0):  # [dqn 5]
-            agent, (loss, q_values) = learn(agent, *buffer.sample(args.batch_size, rng))
-        if is_learning and due(args.target_network_frequency):  # [dqn 6]
-            agent |= dict(target_params=jax.tree.map(jnp.copy, agent["params"]))
+        is_learning = buffer.num_added >= args.learning_starts
+        num_updates = count_due(args.train_frequency, global_step, N) if is_learning else 0
+        for _ in range(num_updates):  # [dqn 5]
+            agent, (loss, q_values) = learn(agent, buffer.sample(args.batch_size, rng))
+        if is_learning and count_due(args.target_network_frequency, global_step, N):  # [dqn 6]
+            agent["target_params"] = jax.tree.map(jnp.copy, agent["params"])
 
         # log
-        if is_learning and due(100 * args.train_frequency):
-            steps_per_second = int((global_step - start_step) / (time.time() - loop_start))
-            log(global_step, {"charts/epsilon": epsilon, "charts/SPS": steps_per_second})
-            log(global_step, {"losses/loss": loss, "losses/q_values": q_values})
-
-        # checkpoint
-        if due(args.checkpoint_interval) or iteration + 1 == num_iterations:
-            checkpoint = to_state_dict(kept | {"agent": jax.device_get(agent), "global_step": global_step})
-            writer.flush()  # the curves reach as far as the checkpoint
-            (run_folder / "checkpoint.tmp").unlink(missing_ok=True)  # never write through a stranger's link
-            (run_folder / "checkpoint.tmp").write_bytes(msgpack_serialize(checkpoint))
-            os.replace(run_folder / "checkpoint.tmp", run_folder / "checkpoint.msgpack")  # whole, or not at all
-            for video in set(videos.glob("*.mp4")) - logged_videos if args.track else ():
-                wandb.log({"videos": wandb.Video(str(video)), "global_step": global_step})
-                logged_videos.add(video)
+        if is_learning and count_due(100 * args.train_frequency, global_step, N):
+            check_finite(args, global_step, loss=loss)
+            scalars = {
+                "charts/epsilon": epsilon,
+                "charts/SPS": int((global_step - start_step) / (time.time() - start_time)),
+                "losses/loss": loss,
+                "losses/q_values": q_values,
+            }
+            writer.add_scalars(global_step, scalars)
+        is_due = count_due(args.checkpoint_interval, global_step, N)
+        if is_due or iteration + 1 == num_iterations or interrupted.is_set():
+            if args.track:
+                writer.add_videos(run_folder, global_step)
+            save_checkpoint(run_folder, args, state | {"agent": agent}, global_step)
 
     progress.close()
     envs.close()

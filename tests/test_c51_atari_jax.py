@@ -1,9 +1,7 @@
-"""cleanrl/c51_atari_jax.py: what dqn_atari_jax.py does around the network and c51_jax.py with it, tested as there."""
+"""cleanrl/c51_atari_jax.py: the tests of dqn_atari_jax.py around the network, and of c51_jax.py."""
 
 import numpy as np
-import pytest
 
-from tests.harness import FILES
 from tests.test_c51 import means, projected
 from tests.test_dqn_atari_jax import (  # noqa: F401  the imported tests run here on this file
     follow_updates,
@@ -14,25 +12,18 @@ from tests.test_dqn_atari_jax import (  # noqa: F401  the imported tests run her
 )
 
 
-@pytest.fixture
-def file():
-    return FILES["c51_atari_jax"]
-
-
-def reference_loss(names, params, target_params, batch):
+def reference_loss(names, params, target_params, b):
     """The cross-entropy to the projected target, row by row."""
-    args, (stacks, actions, rewards, terminated), errors = names["args"], batch, []
+    args = names["args"]
     atoms = np.linspace(args.v_min, args.v_max, args.n_atoms).tolist()
-    log_pmfs, next_pmfs = (
-        outputs(names, params, stacks[:, :4]),
-        outputs(names, target_params, stacks[:, 1:]).exp().tolist(),
-    )
-    for row, action in enumerate(actions):
-        returns = [float(rewards[row]) + 0.9 * atom * (not terminated[row]) for atom in atoms]
+    log_pmfs = outputs(names, params, b["stacks"][:, :4])
+    next_pmfs = outputs(names, target_params, b["stacks"][:, 1:]).exp().tolist()
+    errors = []
+    for row, action in enumerate(b["actions"]):
+        reward, is_end, log_pmf = float(b["rewards"][row]), b["terminated"][row], log_pmfs[row]
+        returns = [reward + 0.9 * atom * (not is_end) for atom in atoms]
         target = projected(next_pmfs[row][np.argmax(means(next_pmfs[row], atoms))], returns, atoms)
-        errors.append(
-            -sum(p * log_p for p, log_p in zip(target, log_pmfs[row, action], strict=True))
-        )
+        errors.append(-sum(p * log_p for p, log_p in zip(target, log_pmf[action], strict=True)))
     return sum(errors) / len(errors)
 
 
