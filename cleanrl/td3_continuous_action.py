@@ -117,27 +117,29 @@ class Actor(nn.Module):
         return self.actions(hidden).tanh()
 
 
-class QNetworks(nn.Module):
-    """Two Q-networks [td3 1] that are computed as one, with a stack of two matrices per layer."""
-
+class QNetwork(nn.Module):
     def __init__(self, envs):
         super().__init__()
         obs_dim = math.prod(envs.single_observation_space.shape)
         action_dim = math.prod(envs.single_action_space.shape)
-        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
-        for in_dim, out_dim in ((obs_dim + action_dim, 256), (256, 256), (256, 1)):
-            bound = in_dim**-0.5  # as in nn.Linear
-            self.weights.append(torch.empty(2, in_dim, out_dim).uniform_(-bound, bound))
-            self.biases.append(torch.empty(2, 1, out_dim).uniform_(-bound, bound))
+        self.hidden1 = nn.Linear(obs_dim + action_dim, 256)
+        self.hidden2 = nn.Linear(256, 256)
+        self.q_value = nn.Linear(256, 1)
 
-    def forward(self, obs, actions, count=2):
-        weights = [x[:count] for x in self.weights]
-        biases = [x[:count] for x in self.biases]
-        inputs = torch.cat([obs, actions], 1).expand(count, -1, -1)
-        hidden = torch.baddbmm(biases[0], inputs, weights[0]).relu()
-        hidden = torch.baddbmm(biases[1], hidden, weights[1]).relu()
-        q_values = (hidden * weights[2].mT).sum(2, keepdim=True) + biases[2]
-        return q_values.squeeze(2)
+    def forward(self, obs, actions):
+        hidden = self.hidden1(torch.cat([obs, actions], 1)).relu()
+        hidden = self.hidden2(hidden).relu()
+        return self.q_value(hidden).squeeze(1)
+
+
+class QNetworks(nn.ModuleList):
+    """Two Q-networks [td3 1]; their values are the two rows of the result."""
+
+    def __init__(self, envs):
+        super().__init__([QNetwork(envs), QNetwork(envs)])
+
+    def forward(self, obs, actions):
+        return torch.stack([q_network(obs, actions) for q_network in self])
 
 
 class ReplayBuffer(nn.Module):
@@ -501,11 +503,19 @@ if __name__ == "__main__":
         modules["buffer"] = buffer
     global_step = start_step = restore_checkpoint(args, modules)
     for group in actor_optimizer.param_groups + q_optimizer.param_groups:
-        group["capturable"] = use_cuda  # as CUDA graphs need it, also after a restore
+        group["capturable"] = use_cuda  # a CUDA graph can hold its steps
     run_folder, writer = open_run(args, device, global_step)
     logged_videos = set(run_folder.glob("videos/*.mp4"))
     if args.capture_video:
         envs = RecordVideo(envs, run_folder, global_step)
+
+    N = args.num_envs
+    num_iterations = args.total_timesteps // N
+    first_step = 0 if buffer.num_added else global_step  # of the transitions in the buffer
+    reset_seed = np.random.SeedSequence((args.seed, global_step)).generate_state(1)[0]
+    obs, _ = envs.reset(seed=int(reset_seed))
+    is_last = np.zeros(N, dtype=bool)  # obs ends an episode: the next step only resets
+    losses = {}
 
     @torch.no_grad()
     def act(obs):
@@ -537,7 +547,7 @@ if __name__ == "__main__":
 
     def update_actor(obs):
         """Gradient ascent on the value that the first Q-network gives the actor's actions."""
-        actor_loss = -q_networks(obs, actor(obs), count=1).mean()  # [ddpg 5]
+        actor_loss = -q_networks[0](obs, actor(obs)).mean()  # [ddpg 5]
         actor_optimizer.zero_grad()
         actor_loss.backward(inputs=list(actor.parameters()))  # not the Q-networks'
         actor_optimizer.step()
@@ -551,19 +561,11 @@ if __name__ == "__main__":
             for target, param in pairs:
                 target.lerp_(param, args.tau)
 
-    if use_cuda and args.compile:
+    if args.compile and use_cuda:
         act = CUDAGraph(act)
         update_q_networks = CUDAGraph(update_q_networks)
         update_actor = CUDAGraph(update_actor)
         update_targets = CUDAGraph(update_targets)
-
-    N = args.num_envs
-    num_iterations = args.total_timesteps // N
-    first_step = 0 if buffer.num_added else global_step  # of the transitions in the buffer
-    reset_seed = np.random.SeedSequence((args.seed, global_step)).generate_state(1)[0]
-    obs, _ = envs.reset(seed=int(reset_seed))
-    is_last = np.zeros(N, dtype=bool)  # obs ends an episode: the next step only resets
-    losses = {}
     start_time = time.time()
     progress = tqdm(initial=global_step, total=num_iterations * N, unit="step", unit_scale=True)
 
