@@ -490,11 +490,19 @@ if __name__ == "__main__":
         modules["buffer"] = buffer
     global_step = start_step = restore_checkpoint(args, modules)
     for group in actor_optimizer.param_groups + q_optimizer.param_groups:
-        group["capturable"] = use_cuda  # as CUDA graphs need it, also after a restore
+        group["capturable"] = use_cuda  # a CUDA graph can hold its steps
     run_folder, writer = open_run(args, device, global_step)
     logged_videos = set(run_folder.glob("videos/*.mp4"))
     if args.capture_video:
         envs = RecordVideo(envs, run_folder, global_step)
+
+    N = args.num_envs
+    num_iterations = args.total_timesteps // N
+    first_step = 0 if buffer.num_added else global_step  # of the transitions in the buffer
+    reset_seed = np.random.SeedSequence((args.seed, global_step)).generate_state(1)[0]
+    obs, _ = envs.reset(seed=int(reset_seed))
+    is_last = np.zeros(N, dtype=bool)  # obs ends an episode: the next step only resets
+    losses = {}
 
     @torch.no_grad()
     def act(obs):
@@ -531,19 +539,11 @@ if __name__ == "__main__":
             for target, param in pairs:
                 target.lerp_(param, args.tau)
 
-    if use_cuda and args.compile:
+    if args.compile and use_cuda:
         act = CUDAGraph(act)
         update_q_network = CUDAGraph(update_q_network)
         update_actor = CUDAGraph(update_actor)
         update_targets = CUDAGraph(update_targets)
-
-    N = args.num_envs
-    num_iterations = args.total_timesteps // N
-    first_step = 0 if buffer.num_added else global_step  # of the transitions in the buffer
-    reset_seed = np.random.SeedSequence((args.seed, global_step)).generate_state(1)[0]
-    obs, _ = envs.reset(seed=int(reset_seed))
-    is_last = np.zeros(N, dtype=bool)  # obs ends an episode: the next step only resets
-    losses = {}
     start_time = time.time()
     progress = tqdm(initial=global_step, total=num_iterations * N, unit="step", unit_scale=True)
 
