@@ -605,6 +605,15 @@ def restore_checkpoint(args, modules):
 # -- the algorithm ---------------------------------------------------------------------------------
 
 
+class RecordGames(RecordVideo):
+    """Videos of whole games, also of those in which the first player is out before the end."""
+
+    def step(self, actions):
+        *answers, infos = super().step(actions)
+        self.has_autoreset = bool(infos.get("_episode", [False])[0])
+        return *answers, infos
+
+
 if __name__ == "__main__":
     args = parse_args()
     with explain(f"train on {args.env_id}"):
@@ -635,7 +644,7 @@ if __name__ == "__main__":
     run_folder, writer = open_run(args, device, global_step)
     logged_videos = set(run_folder.glob("videos/*.mp4"))
     if args.capture_video:
-        envs = RecordVideo(envs, run_folder, global_step)
+        envs = RecordGames(envs, run_folder, global_step)
 
     # the rollout; obs[t] with is_last[t] ends an episode, and step t only resets that environment
     T, N = args.num_steps, args.num_envs

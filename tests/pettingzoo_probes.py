@@ -1,7 +1,8 @@
-"""The probes of tests/probes.py as games of two players, through PettingZoo's interface, and games of their own.
+"""The probes of tests/probes.py as PettingZoo games of two players, and games of their own.
 
-Each image probe has the same id here: both players are in the same probe, and each is paid for its own action. DuelProbe/...
-are games between the two. Importing this module is enough."""
+Each image probe has the same id here: both players are in the same probe, and each is paid for its
+own action. DuelProbe/... are games between the two. Importing this module is enough.
+"""
 
 import functools
 from types import MappingProxyType, SimpleNamespace
@@ -14,7 +15,10 @@ from tests.probes import Probe
 
 
 class Game(pettingzoo.ParallelEnv):
-    """An action counts at the third of four frames, and an episode ends with the fourth. Only the screen's blue is true."""
+    """An action counts at the third of four frames, and an episode ends with the fourth.
+
+    Only the blue of the screen is true.
+    """
 
     metadata = MappingProxyType({"render_modes": []})
     possible_agents = ("left", "right")
@@ -66,7 +70,7 @@ class Game(pettingzoo.ParallelEnv):
 
 
 class Duel(Game):
-    """Three steps. Action 1 takes two points from the other player: who always does it never loses."""
+    """Three steps. Action 1 takes two points from the other player, so that it never loses."""
 
     def __init__(self, probe=Probe, **settings):
         super().__init__(Probe, **settings)
@@ -81,7 +85,7 @@ class Duel(Game):
 
 
 class Seats(Duel):
-    """One step that pays 1: the left player's action 1, and the right player's action 0; the other ones cost 1."""
+    """One step that pays 1 for the left player's action 1 and the right one's 0; others cost 1."""
 
     def act(self, actions):
         return (
@@ -92,7 +96,7 @@ class Seats(Duel):
 
 
 class OneOut(Duel):
-    """Reward 1 a step; the right player is out after the first one, the left one is cut off after the third."""
+    """Reward 1 a step; the right player is out after one step, the left one is cut after three."""
 
     def act(self, actions):
         assert (actions[1] is None) == (self.obs[0] > 0), "who is out does not act"
@@ -100,9 +104,22 @@ class OneOut(Duel):
         return [1.0, 1.0], [False, self.obs[0] > 0], [self.obs[0] > 0.6, False]
 
 
+class FirstOut(Duel):
+    """The left player is out after the first step, the right one after the third. It renders."""
+
+    metadata = MappingProxyType({"render_modes": ["rgb_array"]})
+
+    def act(self, actions):
+        self.obs = self.obs + 0.25
+        return [1.0, 1.0], [True, self.obs[0] > 0.6], [False, False]
+
+    def render(self):
+        return self.screen()
+
+
 for env_id in [env_id for env_id in gym.registry if env_id.startswith("ImageProbe/")]:
     pettingzoo.register(
         "parallel", env_id, functools.partial(Game, gym.spec(env_id).vector_entry_point.args[0])
     )
-for game in (Duel, Seats, OneOut):
+for game in (Duel, Seats, OneOut, FirstOut):
     pettingzoo.register("parallel", f"DuelProbe/{game.__name__}-v0", game)

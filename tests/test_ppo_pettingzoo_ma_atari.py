@@ -597,6 +597,19 @@ def test_core_5_advantages(file, tmp_path):
 # watching
 
 
+def test_videos_are_of_whole_games(file, tmp_path):
+    """Though the first player is out after the first of three steps; the fourth one resets."""
+    flags = ("--env-id", "DuelProbe/FirstOut-v0", *PROBE_FLAGS, "--update-epochs", 1)
+    train(file, tmp_path, *flags, "--capture-video", "--total-timesteps", 160)
+    lengths = {}
+    for path in (only_run(tmp_path) / "videos").iterdir():
+        video = cv2.VideoCapture(str(path))
+        lengths[path.stem] = sum(1 for _ in iter(lambda video=video: video.read()[0], False))
+    assert lengths == {f"step-0-episode-{i}": 4 for i in (0, 1, 8)}
+    episodes = scalars(only_run(tmp_path))["charts/episodic_length-player0"]
+    assert [length for _, length in episodes] == [3] * 20, "ten games in each of two"
+
+
 def test_enjoy_shows_both_players(file, tmp_path, monkeypatch, capsys):
     train(file, tmp_path, *small(file, "--total-timesteps", iteration(file)))
     run = only_run(tmp_path)
