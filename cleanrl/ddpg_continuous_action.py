@@ -498,7 +498,9 @@ if __name__ == "__main__":
 
     N = args.num_envs
     num_iterations = args.total_timesteps // N
-    first_step = 0 if buffer.num_added else global_step  # of the transitions in the buffer
+    learning_start = args.learning_starts
+    if not buffer.num_added:  # a run that is resumed without its buffer starts with a new one
+        learning_start += global_step
     reset_seed = np.random.SeedSequence((args.seed, global_step)).generate_state(1)[0]
     obs, _ = envs.reset(seed=int(reset_seed))
     is_last = np.zeros(N, dtype=bool)  # obs ends an episode: the next step only resets
@@ -549,7 +551,7 @@ if __name__ == "__main__":
 
     for iteration in range(global_step // N, num_iterations):
         # act, at random at first [ddpg 3]
-        if global_step < args.learning_starts:
+        if global_step < learning_start:
             actions = 2 * torch.rand(N, math.prod(action_space.shape)).numpy() - 1
         else:
             actions = act(obs=torch.from_numpy(obs).float().to(device)).cpu().numpy()
@@ -574,7 +576,7 @@ if __name__ == "__main__":
         obs, is_last = next_obs, terminated | truncated
 
         # learn
-        is_learning = global_step - first_step >= args.learning_starts
+        is_learning = global_step >= learning_start
         first_update = (global_step - N) * args.utd
         num_updates = N * args.utd if is_learning else 0
         actor.train()

@@ -284,6 +284,36 @@ def test_ddpg_3_then_the_actors(file, tmp_path, num_envs):
     assert [bool((x.abs() < 1e-6).all()) for x in noise] == [False] + [True] * (len(steps) - 1)
 
 
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("resumed", [16, 40])
+def test_ddpg_3_a_resumed_run_acts_at_random_until_it_learns(file, tmp_path, resumed, kept):
+    """Before learning starts, and again where the buffer was not kept."""
+    acted, learned = [], []
+
+    def note(module, inputs):
+        if type(module).__name__ == "Actor" and len(inputs[0]) == 2:
+            frame = sys._getframe()
+            while "global_step" not in frame.f_globals:
+                frame = frame.f_back
+            acted.append(frame.f_globals["global_step"])
+
+    def look(names):
+        learned.append(names["global_step"])
+
+    flags = (*SMALL, "--num-envs", 2, "--learning-starts", 20, "--total-timesteps", resumed)
+    flags = (*flags, "--checkpoint-buffer" if kept else "--no-checkpoint-buffer")
+    train(file, tmp_path, "--env-id", probe(file, "ConstantValue"), *flags)
+    hook = register_module_forward_pre_hook(note)
+    try:
+        flags = ("--resume", only_run(tmp_path), "--total-timesteps", 70)
+        train(file, tmp_path, *flags, on_update=look)
+    finally:
+        hook.remove()
+    start = 20 if kept else resumed + 20
+    assert acted == list(range(max(start, resumed), 70, 2))
+    assert sorted(set(learned)) == list(range(max(start, resumed + 2), 71, 2))
+
+
 def test_ddpg_3_with_noise_that_is_clipped(file, tmp_path):
     flags = ("--exploration-noise", 0.25, "--total-timesteps", 360)
     _, noise, _ = acted(file, tmp_path / "a", 3, *flags)

@@ -27,6 +27,7 @@ from tests.test_ddpg_continuous_action import (  # noqa: F401  the imported test
     test_actions_of_probes,
     test_ddpg_1_whoever_loads_the_policy_gets_such_actions,
     test_ddpg_2_only_what_happened_is_learned_from,
+    test_ddpg_3_a_resumed_run_acts_at_random_until_it_learns,
     test_ddpg_3_then_the_actors,
     test_ddpg_3_with_noise_that_is_clipped,
     test_ddpg_4_a_cut_is_bootstrapped_and_an_end_is_not,
