@@ -227,8 +227,11 @@ def require_memory(num_bytes):
 def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
     """An episode's last observation must be its own, and videos need frames."""
     require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
-    has_frames = "rgb_array" in envs.metadata.get("render_modes", ())
-    require(has_frames or not args.capture_video, "no rgb_array rendering for --capture-video")
+    if args.capture_video:
+        has_frames = "rgb_array" in envs.metadata.get("render_modes", ())
+        require(has_frames, "no rgb_array rendering for --capture-video")
+        envs.reset()
+        envs.render()  # MuJoCo needs OpenGL, which a server may not have
 
 
 @contextmanager

@@ -233,8 +233,11 @@ def require_memory(num_bytes):
 def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
     """An episode's last observation must be its own, and videos need frames."""
     require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
-    has_frames = "rgb_array" in envs.metadata.get("render_modes", ())
-    require(has_frames or not args.capture_video, "no rgb_array rendering for --capture-video")
+    if args.capture_video:
+        has_frames = "rgb_array" in envs.metadata.get("render_modes", ())
+        require(has_frames, "no rgb_array rendering for --capture-video")
+        envs.reset()
+        envs.render()  # MuJoCo needs OpenGL, which a server may not have
 
 
 @contextmanager
@@ -454,9 +457,6 @@ if __name__ == "__main__":
         require(is_continuous, "continuous actions are needed")
         require_envs(args, envs)
         require_memory(4 * args.num_envs * args.num_steps * math.prod(obs_space.shape))
-        if args.capture_video:  # MuJoCo renders with OpenGL, which a server may not have
-            envs.reset()
-            envs.render()
 
     seed_everything(args)
     num_threads = torch.get_num_threads()
