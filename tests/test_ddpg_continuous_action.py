@@ -22,12 +22,36 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.utils import parameters_to_vector
 
 from tests.harness import flat_grad, only_run, probe, read_checkpoint, same, scalars, train
+from tests.probes import ContinuousTargetFromObs, Probe
 from tests.test_dqn import CPU, FUZZ, drawn_evenly, interrupted, play
 
 SMALL = (
     "--num-envs 3 --learning-starts 60 --batch-size 16 --buffer-size 150 --gamma 0.9 "
     "--total-timesteps 150"
 ).split()
+
+
+class HugeActions(Probe):
+    action_space = gym.spaces.Box(-3e38, 3e38, (2,), np.float32)
+
+    def reward(self, action):
+        assert self.action_space.contains(action), f"{action} is not an action"
+        return 1.0
+
+
+class IntegerActions(Probe):
+    action_space = gym.spaces.Box(0, 5, (1,), np.int32)
+
+
+class ScalarActions(ContinuousTargetFromObs):
+    action_space = gym.spaces.Box(-1, 1, (), np.float32)
+
+    def reward(self, action):
+        return super().reward(action[None])
+
+
+for env in (HugeActions, IntegerActions, ScalarActions):
+    gym.register(f"Control/{env.__name__}-v0", entry_point=env)
 
 
 def rates(file, rate):
@@ -120,16 +144,35 @@ def test_ddpg_1_every_action_has_its_own_bounds(file, tmp_path):
     assert corners.tolist() == [[[0, 5, 10], [100, 7, -1]], [[1, -3, 10.5], [-1, 7, -2]]]
 
     @FUZZ
-    @given(
-        st.lists(st.tuples(*[st.floats(-1e6, 1e6, width=32)] * 2), min_size=1),
-        st.sampled_from([-1, 1]),
-    )
-    def check(bounds, action):
+    @given(st.lists(st.tuples(*[st.floats(width=32, **LARGEST)] * 2), min_size=1))
+    def check(bounds):
         low, high = np.sort(np.float32(bounds), 1).T
-        got = rescale(np.full((1, len(low)), action, np.float32), gym.spaces.Box(low, high))
-        assert gym.spaces.Box(low, high).contains(got[0])
+        shares = np.linspace(-1, 1, 21, dtype=np.float32)
+        got = rescale(shares[:, None].repeat(len(low), 1), gym.spaces.Box(low, high))
+        assert all(gym.spaces.Box(low, high).contains(actions) for actions in got)
+        assert (got[0] == low).all() and (got[-1] == high).all()
+        assert (np.diff(got.astype(np.float64), axis=0) >= -1e-6 * np.abs(got).max()).all()
 
     check()
+
+
+LARGEST = dict(min_value=float(np.float32(-3.4e38)), max_value=float(np.float32(3.4e38)))
+
+
+def test_ddpg_1_bounds_as_large_as_numbers_get(file, tmp_path):
+    """Whose distance is none that float32 holds."""
+    rescale = runpy.run_path(str(file))["rescale"]
+    space = gym.spaces.Box(np.float32([-3e38, 1e38]), np.float32([3e38, 3e38]))
+    got = rescale(np.float32([[-1, -1], [-0.5, 0], [0, 0.5], [0.5, 0.8], [1, 1]]), space)
+    expected = [[-3e38, 1e38], [-1.5e38, 2e38], [0, 2.5e38], [1.5e38, 2.8e38], [3e38, 3e38]]
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
+    train(file, tmp_path, "--env-id", "Control/HugeActions-v0", *SMALL, "--total-timesteps", 72)
+
+
+def test_integer_actions_are_refused(file, tmp_path):
+    with pytest.raises(SystemExit, match=r"Control/IntegerActions-v0: .* Box actions are needed"):
+        train(file, tmp_path, "--env-id", "Control/IntegerActions-v0", *SMALL)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_ddpg_1_whoever_loads_the_policy_gets_such_actions(file, tmp_path):
@@ -552,6 +595,7 @@ def test_values_of_probes(file, tmp_path, env_id, num_envs, values):
         ("ContinuousProbe/ScalarObs-v0", 1),
         ("Probe/ContinuousTargetFromObs-v0", -0.02),
         ("Probe/UnevenActions-v0", -0.05),
+        ("Control/ScalarActions-v0", -0.02),
     ],
 )
 def test_actions_of_probes(file, tmp_path, env_id, least):
