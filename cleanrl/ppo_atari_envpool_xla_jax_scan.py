@@ -1,36 +1,49 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#     "envpool>=1.1; sys_platform == 'linux'", "flax>=0.12", "gymnasium>=1.2.1,<2", "jax>=0.9", "moviepy>=2", "numpy>=2",
-#     "optax>=0.2.6", "tensorboard>=2.20", "tqdm>=4.67", "tyro>=1.0", "wandb>=0.22",
+#     "envpool>=1.1; sys_platform == 'linux'", "filelock>=3.20", "flax>=0.12",
+#     "gymnasium>=1.2.1,<2", "jax>=0.9", "moviepy>=2", "numpy>=2", "optax>=0.2.6", "psutil>=7",
+#     "pydantic>=2.11", "tensorboard>=2.20", "tqdm>=4.67", "tyro>=1.0", "wandb>=0.22",
 # ]
 # ///
-"""Proximal Policy Optimization for Atari games, an iteration as one compiled program, EnvPool's emulators included,
-in which loops stay loops.
+"""Proximal Policy Optimization (PPO) for Atari games: each iteration is one compiled program.
 
-    uv run cleanrl/ppo_atari_envpool_xla_jax_scan.py                      # Breakout-v5, 10M steps (40M frames)
+EnvPool's emulators are called from inside the program, whose loops are scans.
+
+    uv run cleanrl/ppo_atari_envpool_xla_jax_scan.py                 # Breakout-v5, 40M frames
     uv run cleanrl/ppo_atari_envpool_xla_jax_scan.py --env-id Pong-v5 --num-envs 128
-    uv run cleanrl/ppo_atari_envpool_xla_jax_scan.py --sticky             # sticky actions, full games (Machado et al., 2018)
-    uv run cleanrl/ppo_atari_envpool_xla_jax_scan.py --resume runs/<run>  # go on after an interruption
+    uv run cleanrl/ppo_atari_envpool_xla_jax_scan.py --sticky        # as in Machado et al. (2018)
+    uv run cleanrl/ppo_atari_envpool_xla_jax_scan.py --resume runs/<run>  # continue a run
     tensorboard --logdir runs
 
-Numbers in brackets, such as [core 5], are the implementation details explained in docs/rl-algorithms/{ppo,ppo-envpool-xla}.md.
+Tags such as [core 5] refer to the implementation details in docs/rl-algorithms/ppo.md, tags such
+as [xla 1] to those in docs/rl-algorithms/ppo-envpool-xla.md.
 """
 
+import atexit
+import hashlib
 import itertools
 import json
+import math
 import os
 import platform
+import random
+import re
+import shutil
+import signal
 import subprocess
+import sys
+import threading
 import time
 from collections import deque
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
 
-if "deterministic" not in os.environ.setdefault("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] += " --xla_gpu_deterministic_ops=true"  # the same bits on a GPU too; XLA reads it once
+if "deterministic" not in os.environ.setdefault("XLA_FLAGS", ""):  # XLA reads it only once
+    os.environ["XLA_FLAGS"] += " --xla_gpu_deterministic_ops=true"  # the same bits on a GPU too
 import envpool
 import flax.linen as nn
 import gymnasium as gym
@@ -38,62 +51,78 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import psutil
 import tyro
+from filelock import FileLock, Timeout
 from flax.linen.initializers import orthogonal
 from flax.serialization import from_state_dict, msgpack_restore, msgpack_serialize, to_state_dict
 from jax.flatten_util import ravel_pytree
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer import event_file_writer
+from tensorboard.summary.writer.record_writer import RecordWriter
 from tqdm import tqdm
 
 
 @dataclass
 class Args:
-    exp_name: str = Path(__file__).stem  # name of this experiment
-    seed: int = 1  # seed of the weights, the environments and every sampled number
-    cuda: bool = True  # use the GPU if there is one
-    track: bool = False  # also log to Weights & Biases
-    wandb_project_name: str = "cleanRL"  # project to log to
-    wandb_entity: str | None = None  # team to log to
-    capture_video: bool = False  # record videos of the first environment into the run's folder
-    resume: str | None = None  # folder of an interrupted run to go on with, its flags as they were
-    checkpoint_interval: int = 100  # iterations between two checkpoints
+    exp_name: str = Path(__file__).stem  # name of the experiment
+    seed: int = 1  # seed of the weights, the environments and all sampling
+    cuda: bool = True  # use a GPU if there is one
+    track: bool = False  # log to Weights & Biases as well
+    wandb_project_name: str = "cleanRL"  # W&B project
+    wandb_entity: str | None = None  # W&B team
+    capture_video: bool = False  # record the first environment to runs/<run>/videos
+    resume: str | None = None  # folder of an interrupted run to continue with its own flags
+    checkpoint_interval: int = 100  # iterations between checkpoints
 
-    env_id: str = "Breakout-v5"  # EnvPool's id of the game
-    sticky: bool = False  # repeat the last action with probability 0.25, and play on after a lost life
+    env_id: str = "Breakout-v5"  # EnvPool environment id
+    sticky: bool = False  # sticky actions (probability 0.25), and lives that do not end episodes
     total_timesteps: int = 10_000_000  # environment steps of the whole run
-    learning_rate: float = 2.5e-4  # learning rate at the start
-    num_envs: int = 8  # environments stepped side by side
-    num_steps: int = 128  # steps of each environment per iteration
-    anneal_lr: bool = True  # lower the learning rate linearly to 0
+    learning_rate: float = 2.5e-4  # initial learning rate of Adam
+    num_envs: int = 8  # parallel environments
+    num_steps: int = 128  # rollout length of each environment
+    anneal_lr: bool = True  # anneal the learning rate linearly to 0
     gamma: float = 0.99  # discount factor
-    gae_lambda: float = 0.95  # bias-variance trade-off of the advantage estimate
+    gae_lambda: float = 0.95  # lambda of generalized advantage estimation
     num_minibatches: int = 4  # minibatches per epoch
-    update_epochs: int = 4  # passes over the rollout per iteration
-    norm_adv: bool = True  # normalize the advantages of each minibatch
-    clip_coef: float = 0.1  # how far the policy may move from the one that acted
-    clip_vloss: bool = False  # clip the value's movement the same way
-    ent_coef: float = 0.01  # weight of the entropy bonus
-    vf_coef: float = 0.5  # weight of the value loss
-    max_grad_norm: float = 0.5  # global norm the gradient is clipped to
-    target_kl: float | None = None  # stop an iteration's epochs once the policy moved this far
+    update_epochs: int = 4  # epochs over each rollout
+    norm_adv: bool = True  # normalize advantages per minibatch
+    clip_coef: float = 0.1  # clipping range of the surrogate objective
+    clip_vloss: bool = False  # clip the value loss by the same range
+    ent_coef: float = 0.01  # entropy coefficient
+    vf_coef: float = 0.5  # value loss coefficient
+    max_grad_norm: float = 0.5  # maximum gradient norm
+    target_kl: float | None = None  # stop an update early beyond this KL divergence
+
+    def check(self):
+        """Refuse what cannot work before anything is written."""
+        require_positive(self, "num_envs", "num_steps", "num_minibatches", "update_epochs")
+        require_positive(self, "learning_rate", "clip_coef", "max_grad_norm", "checkpoint_interval")
+        require_fraction(self, "gamma", "gae_lambda")
+        batch_size = self.num_envs * self.num_steps
+        require(self.total_timesteps >= batch_size, "total_timesteps is less than one rollout")
+        divides_batch = batch_size % self.num_minibatches == 0
+        require(divides_batch, f"num_minibatches must divide a rollout of {batch_size} steps")
+        require(not self.capture_video, "no rgb_array rendering of pools for --capture-video")
 
 
 class AtariPool(gym.vector.VectorWrapper):
-    """EnvPool's games with the scores of whole games: a lost life ends only the episode [atari 3]."""
+    """EnvPool's games with the scores of whole games; a lost life ends an episode [atari 3]."""
 
     render_mode = "rgb_array"
 
     def __init__(self, make_pool):
         super().__init__(make_pool(seed=0))
-        self.make_pool, next_step = make_pool, gym.vector.AutoresetMode.NEXT_STEP
-        self.metadata = {"autoreset_mode": next_step, "render_modes": ["rgb_array"], "render_fps": 15}
+        self.make_pool = make_pool
+        next_step = gym.vector.AutoresetMode.NEXT_STEP
+        rendering = {"render_modes": ["rgb_array"], "render_fps": 15}
+        self.metadata = {"autoreset_mode": next_step, **rendering}
 
     def reset(self, *, seed=None, options=None):
         if seed is not None:  # a pool takes it only when it is made
             self.env = self.make_pool(seed=seed)
-        self.scores, (self.obs, infos) = np.zeros(self.num_envs), self.env.reset()
+        self.scores = np.zeros(self.num_envs)
+        self.obs, infos = self.env.reset()
         return self.obs, infos
 
     def recv(self):
@@ -101,7 +130,8 @@ class AtariPool(gym.vector.VectorWrapper):
         self.scores += rewards
         is_over = infos["terminated"].astype(bool) | truncated  # the game, not only a life
         if is_over.any():
-            infos |= {"episode": {"r": self.scores.copy(), "l": infos["elapsed_step"]}, "_episode": is_over}
+            infos["episode"] = {"r": self.scores.copy(), "l": infos["elapsed_step"]}
+            infos["_episode"] = is_over
             self.scores[is_over] = 0
         return self.obs, rewards, terminated, truncated, infos
 
@@ -109,307 +139,587 @@ class AtariPool(gym.vector.VectorWrapper):
         self.env.send(actions)
         return self.recv()
 
-    def render(self):  # what the agents see, in the colors and the size that videos need
-        return [frames[-1, :, :, None].repeat(3, 2).repeat(4, 0).repeat(4, 1) for frames in self.obs]
+    def render(self):
+        """The newest frame of each environment, in the size and the three colors of a video."""
+        frames = self.obs[:, -1, :, :, None]
+        return list(frames.repeat(4, axis=1).repeat(4, axis=2).repeat(3, axis=3))
 
 
 def make_envs(args, num_envs, render_mode=None):
-    play = dict(noop_max=30, use_fire_reset=True, repeat_action_probability=0.25 if args.sticky else 0.0)  # [atari 1, 4]
-    look = dict(frame_skip=4, gray_scale=True, img_height=84, img_width=84, stack_num=4)  # [atari 2, 5, 7]
-    score = dict(episodic_life=not args.sticky, reward_clip=False)  # [atari 3]
-    settings = dict(task_id=args.env_id, num_envs=num_envs, **play, **look, **score)  # [core 1]
-    return AtariPool(partial(envpool.make_gymnasium, **settings))
+    start = dict(noop_max=30, use_fire_reset=True)  # [atari 1, 4]
+    frames = dict(frame_skip=4, stack_num=4)  # [atari 2, 7]
+    images = dict(gray_scale=True, img_height=84, img_width=84)  # [atari 5]
+    lives = dict(episodic_life=not args.sticky)  # [atari 3]
+    rules = dict(repeat_action_probability=0.25 if args.sticky else 0.0, reward_clip=False)
+    settings = start | frames | images | lives | rules | dict(task_id=args.env_id)
+    return AtariPool(partial(envpool.make_gymnasium, num_envs=num_envs, **settings))  # [core 1]
 
 
-plain = partial(jax.lax.conv_general_dilated, padding="VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+LAYOUT = dict(padding="VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
-def convolve_fast(images, kernel, strides):
-    """A convolution with a gradient of the one form that XLA has fast code for in a loop on a CPU [xla 7]."""
-    return plain(images, kernel, strides)
+def convolution(images, kernel, strides):
+    """A convolution whose gradient on a CPU is 20 times as fast as XLA's in a loop [xla 7]."""
+    return jax.lax.conv_general_dilated(images, kernel, strides, **LAYOUT)
 
 
-def pull_back(strides, inputs, grads):
+def convolution_forward(images, kernel, strides):
+    return convolution(images, kernel, strides), (images, kernel)
+
+
+def convolution_backward(strides, inputs, grads):
     images, kernel = inputs
-    _, plain_pull_back = jax.vjp(partial(plain, window_strides=strides), images, kernel)
-    image_grads, kernel_grads = plain_pull_back(grads)
-    if jax.default_backend() == "cpu":  # channels take the place of images, and images that of channels
-        swapped = plain(images.transpose(3, 1, 2, 0), grads.transpose(1, 2, 0, 3), (1, 1), rhs_dilation=strides)
-        kernel_grads = swapped[:, : len(kernel), : len(kernel)].transpose(1, 2, 0, 3)
+    plain = partial(jax.lax.conv_general_dilated, window_strides=strides, **LAYOUT)
+    _, plain_backward = jax.vjp(plain, images, kernel)
+    image_grads, kernel_grads = plain_backward(grads)
+    if jax.default_backend() == "cpu":  # a convolution again, with channels in place of images
+        images, grads = images.transpose(3, 1, 2, 0), grads.transpose(1, 2, 0, 3)
+        dilated = partial(jax.lax.conv_general_dilated, rhs_dilation=strides, **LAYOUT)
+        kernel_grads = dilated(images, grads, (1, 1))[:, : len(kernel), : len(kernel)]
+        kernel_grads = kernel_grads.transpose(1, 2, 0, 3)
     return image_grads, kernel_grads
 
 
-convolve_fast.defvjp(lambda images, kernel, strides: (plain(images, kernel, strides), (images, kernel)), pull_back)
+convolution.defvjp(convolution_forward, convolution_backward)
 
 
-def convolve(images, kernel, strides, *_, **options):  # as flax calls it
-    return convolve_fast(images, kernel, strides)
+def convolve(images, kernel, strides, *_, **options):
+    """The convolution as flax calls it."""
+    return convolution(images, kernel, strides)
 
 
 class Agent(nn.Module):
+    """One network, the Nature CNN, for the policy and the value function [atari 8]."""
+
     num_actions: int
 
     @nn.compact
     def __call__(self, obs):
-        features = jnp.moveaxis(obs, 1, -1) / 255  # [atari 9] JAX has the channels last
-        for channels, size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):  # [atari 8] shared by policy and value
-            conv = partial(nn.Conv, kernel_init=orthogonal(2**0.5), conv_general_dilated=convolve)  # [core 2]
-            features = nn.relu(conv(channels, (size, size), stride, padding="VALID")(features))
-        hidden = nn.relu(nn.Dense(512, kernel_init=orthogonal(2**0.5))(features.reshape(len(obs), -1)))
-        log_probs = nn.log_softmax(nn.Dense(self.num_actions, kernel_init=orthogonal(0.01))(hidden))
-        return log_probs, nn.Dense(1, kernel_init=orthogonal(1.0))(hidden).squeeze(-1)
+        """Log-probabilities of all actions, and values."""
+        settings = dict(padding="VALID", kernel_init=orthogonal(2**0.5))  # [core 2]
+        conv = partial(nn.Conv, **settings, conv_general_dilated=convolve)
+        features = jnp.moveaxis(obs, 1, -1) / 255  # [atari 9], JAX has the channels last
+        features = nn.relu(conv(32, (8, 8), 4)(features))
+        features = nn.relu(conv(64, (4, 4), 2)(features))
+        features = nn.relu(conv(64, (3, 3), 1)(features)).reshape(len(obs), -1)
+        hidden = nn.relu(nn.Dense(512, kernel_init=orthogonal(2**0.5))(features))
+        logits = nn.Dense(self.num_actions, kernel_init=orthogonal(0.01))(hidden)
+        values = nn.Dense(1, kernel_init=orthogonal(1.0))(hidden).squeeze(-1)
+        return nn.log_softmax(logits), values
 
 
 def load_policy(checkpoint, envs):
-    """The trained policy: a function from observations, and which of them end an episode, to actions."""
-    agent, first_action = Agent(int(envs.single_action_space.n)), envs.single_action_space.start
-    policy = jax.jit(lambda obs: agent.apply(checkpoint["agent"]["params"], obs)[0])
-    jax.eval_shape(policy, np.zeros((1, *envs.single_observation_space.shape)))  # complains of weights that do not fit
+    """The trained policy for evaluation: a function from observations to actions."""
+    agent = Agent(int(envs.single_action_space.n))
     keys = map(jax.random.key, itertools.count())
-    return lambda obs, is_last: np.asarray(jax.random.categorical(next(keys), policy(obs))) + first_action
+
+    @jax.jit
+    def sample(key, obs):
+        log_probs, _ = agent.apply(checkpoint["agent"]["params"], obs)
+        return jax.random.categorical(key, log_probs)
+
+    def policy(obs, is_last):
+        return np.asarray(sample(next(keys), obs)) + envs.single_action_space.start
+
+    return policy
 
 
 def make_program(args, network):
-    """The functions of a run: init(key, obs) -> agent, all that learns; iterate(step, agent, world, iteration) -> agent,
-    world, logs, with EnvPool's step inside."""
-    optimizer = optax.chain(optax.clip_by_global_norm(args.max_grad_norm), optax.scale_by_adam(eps=1e-5))  # [core 3, 11]
-    batch_size, names = args.num_envs * args.num_steps, ("loss", "value_loss", "policy_loss", "entropy")
-    num_iterations, names = args.total_timesteps // batch_size, (*names, "old_approx_kl", "approx_kl", "clipfrac", "updates")
+    """The functions init(key, obs) -> agent, and iterate: one rollout, and the updates on it.
+
+    iterate(step, agent, world, iteration) -> agent, world, logs has EnvPool's step inside.
+    """
+    T, N = args.num_steps, args.num_envs
+    num_iterations = args.total_timesteps // (T * N)
+    clip = optax.clip_by_global_norm(args.max_grad_norm)  # [core 11]
+    optimizer = optax.chain(clip, optax.scale_by_adam(eps=1e-5))  # [core 3]
 
     def init(key, obs):
         params = network.init(key, obs)
         return dict(params=params, opt_state=optimizer.init(ravel_pytree(params)[0]))
 
     def act(step, params, world, noise):
-        """One step of all environments, whose handle leads from each to the next and so keeps them in order [xla 1]."""
+        """One step of all environments; each takes the handle of the one before [xla 1]."""
         log_probs, values = network.apply(params, world["obs"])
-        actions = (log_probs + noise).argmax(-1)  # a sample, since the noise is Gumbel's
-        logprobs = jnp.take_along_axis(log_probs, actions[:, None], 1).squeeze(1)
-        handle, (obs, rewards, terminated, truncated, infos) = step(world["handle"], actions)
-        scores, is_over = world["scores"] + rewards, infos["terminated"].astype(bool) | truncated  # the game, not only a life
-        row = world["obs"], actions, logprobs, values, jnp.sign(rewards), terminated, world["is_last"]  # [atari 6]
-        world = dict(handle=handle, obs=obs, is_last=terminated | truncated, scores=scores * ~is_over)
+        actions = (log_probs + noise).argmax(-1)  # Gumbel-max sampling
+        handle, results = step(world["handle"], actions)
+        obs, rewards, terminated, truncated, infos = results
+        row = dict(
+            obs=world["obs"],
+            actions=actions,
+            log_probs=jnp.take_along_axis(log_probs, actions[:, None], 1).squeeze(1),
+            values=values,
+            rewards=jnp.sign(rewards),  # [atari 6]
+            terminated=terminated,
+            is_last=world["is_last"],
+        )
+        scores = world["scores"] + rewards
+        is_over = infos["terminated"].astype(bool) | truncated  # the game, not only a life
+        is_last = terminated | truncated
+        world = dict(handle=handle, obs=obs, is_last=is_last, scores=scores * ~is_over)
         return world, (row, (is_over, scores, infos["elapsed_step"]))  # [xla 3]
 
     def estimate(values, rewards, terminated, is_last):
-        """Advantages [core 5]: a truncated episode is bootstrapped from its last observation, a terminated one is not."""
+        """Advantages [core 5]; truncated episodes are bootstrapped, terminated ones are not."""
         deltas = rewards + args.gamma * values[1:] * ~terminated - values[:-1]
 
         def accumulate(advantage, row):
-            delta, is_end = row
-            advantage = delta + args.gamma * args.gae_lambda * advantage * ~is_end
+            delta, is_last = row
+            advantage = delta + args.gamma * args.gae_lambda * advantage * ~is_last
             return advantage, advantage
 
-        return jax.lax.scan(accumulate, jnp.zeros(args.num_envs), (deltas, is_last[1:]), reverse=True)[1]
+        rows = deltas, is_last[1:]
+        _, advantages = jax.lax.scan(accumulate, jnp.zeros(N), rows, reverse=True)
+        return advantages
 
-    def loss(params, minibatch):
-        """Steps that only reset an environment are among the rows and weigh nothing [xla 4]."""
-        obs, actions, logprobs, values, advantages, returns, is_real = minibatch
-        weights = is_real / jnp.maximum(is_real.sum(), 1)
-        log_probs, value = network.apply(params, obs)
-        logratio = jnp.take_along_axis(log_probs, actions[:, None], 1).squeeze(1) - logprobs
-        ratio = jnp.exp(logratio)
+    def minibatch_loss(params, mb):
+        """The rows of steps that only reset an environment have no weight [xla 4]."""
+        weights = mb["is_real"] / jnp.maximum(mb["is_real"].sum(), 1)
+        log_probs, value = network.apply(params, mb["obs"])
+        log_prob = jnp.take_along_axis(log_probs, mb["actions"][:, None], 1).squeeze(1)
+        log_ratio = log_prob - mb["log_probs"]
+        ratio = jnp.exp(log_ratio)
+        adv = mb["advantages"]
         if args.norm_adv:  # [core 7]
-            advantages = advantages - (weights * advantages).sum()
-            advantages = advantages / (jnp.sqrt((weights * advantages**2).sum()) + 1e-8)
+            adv = adv - (weights * adv).sum()
+            adv = adv / (jnp.sqrt((weights * adv**2).sum()) + 1e-8)
+
         clipped_ratio = ratio.clip(1 - args.clip_coef, 1 + args.clip_coef)
-        policy_loss = -(weights * jnp.minimum(advantages * ratio, advantages * clipped_ratio)).sum()  # [core 8]
-        value_error = jnp.square(value - returns)
+        policy_gain = jnp.minimum(adv * ratio, adv * clipped_ratio)
+        policy_loss = -(weights * policy_gain).sum()  # [core 8]
+        value_error = jnp.square(value - mb["returns"])
         if args.clip_vloss:  # [core 9]
-            clipped_value = values + (value - values).clip(-args.clip_coef, args.clip_coef)
-            value_error = jnp.maximum(value_error, jnp.square(clipped_value - returns))
+            change = (value - mb["values"]).clip(-args.clip_coef, args.clip_coef)
+            clipped_error = jnp.square(mb["values"] + change - mb["returns"])
+            value_error = jnp.maximum(value_error, clipped_error)
         value_loss = 0.5 * (weights * value_error).sum()
-        entropy = -(weights * (jnp.exp(log_probs) * log_probs).sum(1)).sum()
-        total = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy  # [core 10]
-        losses = {"loss": total, "value_loss": value_loss, "policy_loss": policy_loss, "entropy": entropy}
-        losses |= {"old_approx_kl": -(weights * logratio).sum()}  # [core 12]
-        losses |= {"approx_kl": (weights * (ratio - 1 - logratio)).sum()}
-        return total, losses | {"clipfrac": (weights * (jnp.abs(ratio - 1) > args.clip_coef)).sum()}
+        p_log_p = jnp.exp(log_probs) * log_probs
+        entropy = -(weights * p_log_p.sum(1)).sum()
+        loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy  # [core 10]
+        return loss, {
+            "loss": loss,
+            "value_loss": value_loss,
+            "policy_loss": policy_loss,
+            "entropy": entropy,
+            "old_approx_kl": -(weights * log_ratio).sum(),  # [core 12]
+            "approx_kl": (weights * (ratio - 1 - log_ratio)).sum(),
+            "clipfrac": (weights * (jnp.abs(ratio - 1) > args.clip_coef)).sum(),
+        }
+
+    def shuffle(key):
+        """The rows of each minibatch of an epoch [core 6]."""
+        return jax.random.permutation(key, T * N).reshape(args.num_minibatches, -1)
 
     def iterate(step, agent, world, iteration):
         # act
-        noise_key, order_key = jax.random.split(jax.random.fold_in(jax.random.key(args.seed), iteration))
-        noise = jax.random.gumbel(noise_key, (args.num_steps, args.num_envs, network.num_actions))
-        step_all = partial(act, step, agent["params"])
-        world, (rollout, games) = jax.lax.scan(step_all, world, noise)  # this and the other loops stay loops [xla 2]
-        obs, actions, logprobs, values, rewards, terminated, is_last = rollout
-        last_value, is_real = network.apply(agent["params"], world["obs"])[1], ~is_last
-        values, is_last = jnp.append(values, last_value[None], 0), jnp.append(is_last, world["is_last"][None], 0)
-        advantages = estimate(values, rewards, terminated, is_last)
+        key = jax.random.fold_in(jax.random.key(args.seed), iteration)
+        noise_key, order_key = jax.random.split(key)
+        noise = jax.random.gumbel(noise_key, (T, N, network.num_actions))
+        act_once = partial(act, step, agent["params"])
+        world, (rollout, games) = jax.lax.scan(act_once, world, noise)  # [xla 2]
 
-        # learn from minibatches of rows in a new order each epoch [core 6]
-        returns, values = advantages + values[:-1], values[:-1]
-        batch = obs, actions, logprobs, values, advantages, returns, is_real
-        batch = jax.tree.map(lambda x: x.reshape(batch_size, *x.shape[2:]), batch)
-        orders = jax.vmap(lambda key: jax.random.permutation(key, batch_size))(jax.random.split(order_key, args.update_epochs))
-        learning_rate = args.learning_rate * (1 - args.anneal_lr * iteration / num_iterations)  # [core 4]
-        flat, unravel = ravel_pytree(agent["params"])  # Adam is faster on one long vector
+        # estimate advantages
+        _, last_values = network.apply(agent["params"], world["obs"])
+        values = jnp.append(rollout["values"], last_values[None], 0)
+        is_last = jnp.append(rollout["is_last"], world["is_last"][None], 0)
+        advantages = estimate(values, rollout["rewards"], rollout["terminated"], is_last)
+        returns = advantages + values[:-1]
+        is_real = ~is_last[:-1]
 
-        def update(state, rows):
-            flat, opt_state, losses, is_near = state
-            minibatch = jax.tree.map(lambda x: x[rows], batch)
-            grads, new = jax.grad(lambda flat: loss(unravel(flat), minibatch), has_aux=True)(flat)
-            updates, opt_state = optimizer.update(grads, opt_state)
-            new |= {"clipfrac": losses["clipfrac"] + new["clipfrac"], "updates": losses["updates"] + 1}
-            return flat - learning_rate * updates, opt_state, new, is_near
+        # learn
+        rollout |= dict(advantages=advantages, returns=returns, is_real=is_real)
+        batch = {name: x.reshape(T * N, *x.shape[2:]) for name, x in rollout.items()}
+        learning_rate = args.learning_rate
+        if args.anneal_lr:  # [core 4]
+            learning_rate = args.learning_rate * (1 - iteration / num_iterations)
+        flat_params, unravel = ravel_pytree(agent["params"])  # Adam is faster on one long vector
 
-        def learn(state, rows):
+        def flat_loss(flat_params, mb):
+            return minibatch_loss(unravel(flat_params), mb)
+
+        def update(learner, rows):
+            mb = {name: x[rows] for name, x in batch.items()}
+            grads, losses = jax.grad(flat_loss, has_aux=True)(learner["flat_params"], mb)
+            updates, opt_state = optimizer.update(grads, learner["opt_state"])
+            return learner | dict(
+                flat_params=learner["flat_params"] - learning_rate * updates,
+                opt_state=opt_state,
+                losses=losses,
+                clipfracs=learner["clipfracs"] + losses["clipfrac"],
+                num_updates=learner["num_updates"] + 1,
+            )
+
+        def skip(learner, rows):
+            return learner
+
+        def learn(learner, rows):
             if args.target_kl is None:
-                return update(state, rows)
-            return jax.lax.cond(state[3], update, lambda state, rows: state, state, rows)  # once too far, no more [xla 5]
+                return update(learner, rows), None
+            return jax.lax.cond(learner["is_far"], skip, update, learner, rows), None  # [xla 5]
 
-        def end_epoch(state):
-            flat, opt_state, losses, is_near = state
-            is_far = losses["approx_kl"] > (jnp.inf if args.target_kl is None else args.target_kl)
-            return flat, opt_state, losses, is_near & ~is_far
+        def learn_epoch(learner, order):
+            learner, _ = jax.lax.scan(learn, learner, order)
+            if args.target_kl is not None:
+                is_far = learner["losses"]["approx_kl"] > args.target_kl
+                learner |= dict(is_far=learner["is_far"] | is_far)
+            return learner, None
 
-        state = flat, agent["opt_state"], dict.fromkeys(names, jnp.zeros(())), jnp.array(True)
-        minibatches = lambda state, rows: (learn(state, rows), None)  # noqa: E731
-        epochs = lambda state, rows: (end_epoch(jax.lax.scan(minibatches, state, rows)[0]), None)  # noqa: E731
-        state, _ = jax.lax.scan(epochs, state, orders.reshape(args.update_epochs, args.num_minibatches, -1))
-        flat, opt_state, losses, _ = state
-        losses |= {"clipfrac": losses["clipfrac"] / losses.pop("updates")}
-        weights = is_real / jnp.maximum(is_real.sum(), 1)
-        variance = lambda x: (weights * jnp.square(x - (weights * x).sum())).sum()  # noqa: E731
-        losses |= {"explained_variance": 1 - variance(advantages) / variance(returns)}
-        metrics = {"charts/learning_rate": learning_rate} | {f"losses/{name}": x for name, x in losses.items()}
-        return dict(params=unravel(flat), opt_state=opt_state), world, (metrics, games)
+        names = ("loss", "value_loss", "policy_loss", "entropy")
+        names += ("old_approx_kl", "approx_kl", "clipfrac")
+        learner = dict(
+            flat_params=flat_params,
+            opt_state=agent["opt_state"],
+            losses=dict.fromkeys(names, jnp.zeros(())),
+            clipfracs=jnp.zeros(()),
+            num_updates=jnp.zeros(()),
+            is_far=jnp.array(False),
+        )
+        orders = jax.vmap(shuffle)(jax.random.split(order_key, args.update_epochs))
+        learner, _ = jax.lax.scan(learn_epoch, learner, orders)
+        agent = dict(params=unravel(learner["flat_params"]), opt_state=learner["opt_state"])
+
+        # log
+        def variance(x):
+            weights = is_real / jnp.maximum(is_real.sum(), 1)
+            return (weights * jnp.square(x - (weights * x).sum())).sum()
+
+        losses = learner["losses"] | {
+            "clipfrac": learner["clipfracs"] / learner["num_updates"],
+            "explained_variance": 1 - variance(advantages) / variance(returns),
+        }
+        scalars = {f"losses/{name}": loss for name, loss in losses.items()}
+        return agent, world, (scalars | {"charts/learning_rate": learning_rate}, games)
 
     return init, iterate
 
 
-if __name__ == "__main__":
-    # check what was asked for before anything is written
-    args, start_time = tyro.cli(Args), time.time()
-    resume, asked_id = args.resume, args.env_id
-    if resume is not None:
-        if args != Args(resume=resume, env_id=asked_id):
-            raise SystemExit("--resume goes on with the run's own flags: give no others")
-        try:  # the folder may be a stranger's: it is only believed in what cannot do harm
-            about = json.loads(Path(resume, "run.json").read_text())
-            args = Args(**about["args"])
-            assert about["file"] == Path(__file__).name, f"it is a run of {about['file']}"
-            assert all(isinstance(value, Args.__annotations__[name]) for name, value in vars(args).items()), "wrong types"
-        except Exception as error:
-            raise SystemExit(f"cannot resume {resume}: {type(error).__name__}: {error}".splitlines()[0]) from None
-        if args.env_id != asked_id and (":" in args.env_id or asked_id != Args.env_id):  # an id may name a module to import
-            raise SystemExit(f"{resume} is a run on {args.env_id!r}: add --env-id with that id if you trust what it imports")
-    run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(start_time)}".translate(str.maketrans("/\\:", "---"))
-    run_folder = Path("runs", run_name) if resume is None else Path(resume).absolute()
+# -- the same in every JAX file: flags, errors, run folder, checkpoints ----------------------------
 
-    # check that the numbers fit together and the file fits the environment
-    for rule in (
-        "num_envs > 0; num_minibatches > 0; update_epochs > 0; checkpoint_interval > 0; num_envs * num_steps < 2**31; "
-        "num_steps > 0; num_envs * num_steps % num_minibatches == 0; total_timesteps >= num_envs * num_steps; "
-        "0 <= gamma <= 1; 0 <= gae_lambda <= 1; clip_coef > 0; max_grad_norm > 0; 0 < learning_rate < 1e9; "
-        "abs(ent_coef) < 1e9; abs(vf_coef) < 1e9; 0 <= seed < 2**32"
-    ).split("; "):
-        if not eval(rule, {}, vars(args)):
-            raise SystemExit(f"these flags do not fit: {rule} must hold")
+
+FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
+
+
+def require(condition, message):
+    if not condition:
+        raise ValueError(message)
+
+
+def require_positive(args, *names):
+    for name in names:
+        require(getattr(args, name) > 0, f"{name} must be positive, not {getattr(args, name)}")
+
+
+def require_fraction(args, *names):
+    for name in names:
+        value = getattr(args, name)
+        require(0 <= value <= 1, f"{name} must be between 0 and 1, not {value}")
+
+
+def require_memory(num_bytes):
+    free = psutil.virtual_memory().available
+    require(num_bytes < free, f"{num_bytes / 1e9:.1f} GB of memory needed, {free / 1e9:.1f} free")
+
+
+def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
+    """An episode's last observation must be its own, and videos need frames."""
+    require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
+    if args.capture_video:
+        has_frames = "rgb_array" in envs.metadata.get("render_modes", ())
+        require(has_frames, "no rgb_array rendering for --capture-video")
+        envs.reset()
+        envs.render()  # MuJoCo needs OpenGL, which a server may not have
+
+
+@contextmanager
+def explain(attempt):
+    """Report an error inside as one line; CLEANRL_TRACEBACK=1 shows where it comes from."""
     try:
-        envs = make_envs(args, args.num_envs)
+        yield
     except Exception as error:
-        raise SystemExit(f"cannot make {args.env_id}: {type(error).__name__}: {error}".splitlines()[0]) from None
-    obs_space, action_space = envs.single_observation_space, envs.single_action_space
-    for need, is_met in {
-        "Box observations": isinstance(obs_space, gym.spaces.Box),
-        "Discrete actions": isinstance(action_space, gym.spaces.Discrete),
-        "rgb_array rendering for a video": not args.capture_video,  # pools cannot be wrapped: enjoy makes videos
-    }.items():
-        if not is_met:
-            raise SystemExit(f"{Path(__file__).name} needs {need}, which {args.env_id} does not have")
+        if os.environ.get("CLEANRL_TRACEBACK"):
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise SystemExit(f"cannot {attempt}: {reason[:500]}") from None
 
-    # seed, build, restore
-    jax.config.update("jax_platforms", None if args.cuda else "cpu")
-    batch_size, global_step = args.num_envs * args.num_steps, 0
-    num_iterations = args.total_timesteps // batch_size
-    init, iterate = make_program(args, Agent(int(action_space.n)))
-    init = jax.jit(init, compiler_options={"xla_backend_optimization_level": 0})  # quick to compile
-    agent = init(jax.random.key(args.seed), np.zeros((1, *obs_space.shape), dtype=np.uint8))
-    if resume is not None and (run_folder / "checkpoint.msgpack").exists():
+
+def parse_args():
+    """The flags of the command line, or with --resume those of the interrupted run."""
+    args = tyro.cli(Args)
+    if args.resume:
+        with explain(f"resume {args.resume}"):
+            args = load_args(args.resume)
+    with explain("run with these flags"):
+        for name, value in vars(args).items():
+            require(not isinstance(value, float) or math.isfinite(value), f"{name} is {value}")
+        require(0 <= args.seed < 2**32, "seed must be between 0 and 2**32 - 1")
+        args.check()
+    return args
+
+
+def load_args(folder):
+    """The flags of a run; only a larger --total-timesteps may be passed beside --resume."""
+    from pydantic import TypeAdapter
+
+    run = json.loads(Path(folder, "run.json").read_text())
+    require(run["file"] == Path(__file__).name, f"it is a run of {run['file']}")
+    if run.get("sha256", FILE_HASH) != FILE_HASH:
+        print(f"warning: {run['file']} has changed since this run started", file=sys.stderr)
+    recorded = TypeAdapter(Args).validate_python(run["args"] | {"resume": folder})
+    args = tyro.cli(Args, default=recorded)
+    changed = [name for name, value in vars(args).items() if value != getattr(recorded, name)]
+    require(set(changed) <= {"total_timesteps"}, f"do not pass {', '.join(changed)} with --resume")
+    require(args.total_timesteps >= recorded.total_timesteps, "total_timesteps can only grow")
+    return args
+
+
+def seed_everything(args):
+    random.seed(args.seed)
+    np.random.seed(args.seed)
+    return jax.random.PRNGKey(args.seed)
+
+
+def make_run_folder(args):
+    """runs/{env_id}__{exp_name}__{seed}__{unix time}, at a second that no other run has taken."""
+    for second in itertools.count(int(time.time())):
+        name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
+        folder = Path("runs", re.sub(r"[/\\:]", "-", name))
         try:
-            checkpoint = msgpack_restore((run_folder / "checkpoint.msgpack").read_bytes())
-            restored = from_state_dict(agent, checkpoint["agent"])
-            for old, new in zip(jax.tree.leaves(agent), jax.tree.leaves(restored), strict=True):
-                assert (old.shape, old.dtype) == (new.shape, new.dtype), "arrays of other shapes"
-            agent, global_step = jax.tree.map(jnp.array, restored), int(checkpoint["global_step"])
-            assert global_step in range(0, num_iterations * batch_size + 1, batch_size), f"step {global_step} of another run"
-        except Exception as error:
-            raise SystemExit(f"cannot resume {resume}: {type(error).__name__}: {error}".splitlines()[0]) from None
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            continue
 
-    # open the logs
-    git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True, text=True)
-    about = {
-        "file": Path(__file__).name,
-        "args": asdict(args),
-        "tags": list(filter(None, os.environ.get("WANDB_TAGS", "").split(","))),
-        "start_time": start_time,
-        "commit": git.stdout.strip(),
-        "device": jax.devices()[0].device_kind if jax.default_backend() == "gpu" else platform.machine(),
-        "python": platform.python_version(),
-        "packages": {d.name: d.version for d in distributions()},
-    }
+
+def lock_run_folder(folder):
+    """Refuse a folder that another process is writing to."""
+    lock = FileLock(folder / "lock", timeout=0, is_singleton=True)
     try:
+        lock.acquire()
+    except Timeout:
+        raise ValueError(f"process {(folder / 'pid').read_text()} is writing to it") from None
+    atexit.register(lock.release)
+    (folder / "pid").write_text(str(os.getpid()))
+
+
+def open_run(args, device, global_step, **more):
+    """The run folder, with the flags and versions in run.json, and the writer of its curves."""
+    folder = Path(args.resume or "runs")
+    with explain(f"log to {folder}"):
         if args.track:
             import wandb
 
-            names = dict(project=args.wandb_project_name, entity=args.wandb_entity, name=run_folder.name, id=run_folder.name)
-            wandb.init(**names, config=asdict(args), resume="allow", sync_tensorboard=True, save_code=True)
-        if resume is None:  # the folder appears with run.json in it, or not at all
-            assert not run_folder.exists(), "there is such a run already"
-            os.makedirs(f"{run_folder}.tmp")
-            Path(f"{run_folder}.tmp", "run.json").write_text(json.dumps(about, indent=2))
-            os.rename(f"{run_folder}.tmp", run_folder)
-    except Exception as error:
-        raise SystemExit(f"cannot log to {run_folder}: {type(error).__name__}: {error}".splitlines()[0]) from None
-    print(f"run folder: {run_folder}")
-    writer = event_file_writer.EventFileWriter(str(run_folder))
-    start = SessionLog(status=SessionLog.START)  # hides what was logged after the checkpoint
-    writer.add_event(Event(wall_time=time.time(), step=global_step + 1, session_log=start))
+            wandb.login()  # a missing login is told before anything is written
+        if args.resume:
+            lock_run_folder(folder)
+            run = json.loads((folder / "run.json").read_text())
+        else:
+            describe = ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=40"]
+            here = Path(__file__).parent
+            git = subprocess.run(describe, cwd=here, capture_output=True, text=True)
+            run = {
+                "file": Path(__file__).name,
+                "sha256": FILE_HASH,
+                "tags": [tag for tag in os.environ.get("WANDB_TAGS", "").split(",") if tag],
+                "start_time": time.time(),
+                "commit": git.stdout.strip().removesuffix("-dirty"),
+                "dirty": git.stdout.strip().endswith("-dirty"),
+                "device": device.device_kind,
+                "python": platform.python_version(),
+                "packages": {package.name: package.version for package in distributions()},
+            } | more
+            folder = make_run_folder(args)
+            lock_run_folder(folder)
+            shutil.copy(__file__, folder)  # the exact code of this run
+        run["args"] = asdict(args) | {"resume": None}
+        (folder / "run.tmp").write_text(json.dumps(run, indent=2, default=str))
+        os.replace(folder / "run.tmp", folder / "run.json")
+        tracker = None
+        if args.track:
+            project = dict(project=args.wandb_project_name, entity=args.wandb_entity)
+            names = dict(id=folder.name, name=folder.name, resume="allow")
+            tracker = wandb.init(**project, **names, config=asdict(args), reinit="create_new")
+            atexit.register(tracker.finish)
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
+    print(f"run folder: {folder}")
+    print(f"device: {device.device_kind}", flush=True)
+    return folder, Writer(folder, tracker, global_step)
 
-    def log(step, scalars):  # one event for all of them
-        values = [Summary.Value(tag=name, simple_value=float(scalar)) for name, scalar in scalars.items()]
-        writer.add_event(Event(wall_time=time.time(), step=int(step), summary=Summary(value=values)))
 
-    # train, from new episodes also after a resume
-    seed = np.random.SeedSequence((args.seed, global_step)).generate_state(1)[0] // 2  # EnvPool takes 31 bits
-    obs, _ = envs.reset(seed=int(seed))  # [core 1]
+class Writer:
+    """The curves of one run: TensorBoard events, and Weights & Biases with --track."""
+
+    def __init__(self, folder, tracker, global_step):
+        name = f"events.out.tfevents.{time.time():.6f}.{platform.node()}"
+        self.records = RecordWriter((folder / name).open("ab", buffering=0))
+        self.tracker = tracker
+        self.logged_videos = set(folder.glob("videos/*.mp4"))
+        self.add_event(file_version="brain.Event:2")
+        start = SessionLog(status=SessionLog.START)
+        self.add_event(step=global_step + 1, session_log=start)  # hides what a resume repeats
+
+    def add_event(self, **event):
+        self.records.write(Event(wall_time=time.time(), **event).SerializeToString())
+
+    def add_scalars(self, step, scalars):
+        values = [Summary.Value(tag=name, simple_value=float(x)) for name, x in scalars.items()]
+        self.add_event(step=int(step), summary=Summary(value=values))
+        if self.tracker:
+            self.tracker.log(
+                {name: float(x) for name, x in scalars.items()} | {"global_step": step}
+            )
+
+    def add_videos(self, folder, step):
+        """Upload the videos that Weights & Biases does not have yet."""
+        import wandb
+
+        for path in sorted(set(folder.glob("videos/*.mp4")) - self.logged_videos):
+            self.tracker.log({"videos": wandb.Video(str(path)), "global_step": step})
+            self.logged_videos.add(path)
+
+    def close(self):
+        self.records.close()
+
+
+def interrupt(number, frame):
+    """The first signal lets the loop save a checkpoint and stop, the second ends the program."""
+    interrupted.set()
+    signal.signal(number, signal.SIG_DFL)
+
+
+def check_finite(args, step, **values):
+    """End the run at the first NaN or infinity, before a checkpoint holds what became of it."""
+    for name, value in values.items():
+        finite = np.isfinite(value)
+        if not finite.all():
+            bad = np.asarray(value)[~finite][0]
+            raise SystemExit(f"{name} of {args.env_id} at step {step}: {bad}")
+
+
+class RecordVideo(gym.wrappers.vector.RecordVideo):
+    """Episodes of the first environment, 1,000 frames at most: they are kept in memory."""
+
+    def __init__(self, envs, folder, global_step):
+        prefix = f"step-{global_step}"
+        super().__init__(envs, f"{folder}/videos", name_prefix=prefix, record_first_only=True)
+
+    def _capture_frame(self):
+        super()._capture_frame()
+        if len(self.recorded_frames) >= 1000:
+            self.stop_recording()
+
+
+def save_checkpoint(folder, args, state, global_step):
+    """Write aside, then rename: the checkpoint is always whole. Stops the run if interrupted."""
+    settings = asdict(args) | {"resume": None}
+    checkpoint = {"global_step": global_step} | to_state_dict(jax.device_get(state))
+    checkpoint["args"] = json.loads(json.dumps(settings, default=str))
+    path = folder / "checkpoint.tmp"
+    with explain(f"save step {global_step} ({shutil.disk_usage(folder).free / 1e9:.1f} GB free)"):
+        require_finite_weights(checkpoint)
+        try:
+            path.write_bytes(msgpack_serialize(checkpoint))
+            os.replace(path, folder / "checkpoint.msgpack")
+        finally:
+            path.unlink(missing_ok=True)
+    if interrupted.is_set():
+        raise SystemExit(f"interrupted at step {global_step}, continue with --resume {folder}")
+
+
+def require_finite_weights(checkpoint):
+    for path, value in jax.tree.leaves_with_path(checkpoint.get("agent", {})):
+        is_float = np.issubdtype(np.asarray(value).dtype, np.floating)
+        finite = not is_float or np.isfinite(value).all()
+        require(finite, f"agent{jax.tree_util.keystr(path)} is not finite")
+
+
+def restore_checkpoint(args, state):
+    """The state of the last checkpoint and its step; the given state and 0 if there is none yet."""
+    path = Path(args.resume or "", "checkpoint.msgpack")
+    if not args.resume or not path.exists():
+        return state, 0
+    with explain(f"resume {args.resume}"):
+        try:
+            checkpoint = msgpack_restore(path.read_bytes())
+        except Exception:
+            raise ValueError("checkpoint.msgpack is damaged") from None
+        require_finite_weights(checkpoint)
+        restored = from_state_dict(state, {name: checkpoint[name] for name in state})
+        shapes = jax.tree.map(lambda x: (np.shape(x), np.asarray(x).dtype), [state, restored])
+        require(shapes[0] == shapes[1], "its checkpoint has arrays of other shapes")
+        return jax.tree.map(jnp.array, restored), int(checkpoint["global_step"])
+
+
+# -- the algorithm ---------------------------------------------------------------------------------
+
+
+if __name__ == "__main__":
+    args = parse_args()
+    with explain(f"train on {args.env_id}"):
+        envs = make_envs(args, args.num_envs)
+        obs_space, action_space = envs.single_observation_space, envs.single_action_space
+        require(isinstance(obs_space, gym.spaces.Box), "Box observations are needed")
+        require(isinstance(action_space, gym.spaces.Discrete), "Discrete actions are needed")
+        require_envs(args, envs)
+        require_memory(args.num_envs * args.num_steps * math.prod(obs_space.shape))
+
+    key = seed_everything(args)
+    jax.config.update("jax_platforms", None if args.cuda else "cpu")
+    device = jax.devices()[0]
+    init, iterate = make_program(args, Agent(int(action_space.n)))
+    init = jax.jit(init, compiler_options={"xla_backend_optimization_level": 0})  # compiles quickly
+    agent = init(key, np.zeros((1, *obs_space.shape), dtype=np.uint8))
+    saved, global_step = restore_checkpoint(args, {"agent": agent})
+    agent = saved["agent"]
+    start_step = global_step
+    run_folder, writer = open_run(args, device, global_step)
+
+    T, N = args.num_steps, args.num_envs
+    num_iterations = args.total_timesteps // (T * N)
+    reset_seed = np.random.SeedSequence((args.seed, global_step)).generate_state(1)[0]
+    obs, _ = envs.reset(seed=int(reset_seed // 2))  # EnvPool takes 31 bits
     handle, _, _, step = envs.env.xla()
-    world = dict(handle=handle, obs=obs, is_last=np.zeros(args.num_envs, bool), scores=np.zeros(args.num_envs, np.float32))
-    world, first_iteration = jax.tree.map(jnp.array, world), global_step // batch_size
+    is_last, scores = np.zeros(N, dtype=bool), np.zeros(N, dtype=np.float32)
+    world = dict(handle=handle, obs=obs, is_last=is_last, scores=scores)
+    world = jax.tree.map(jnp.array, world)
     program = jax.jit(partial(iterate, step), donate_argnums=0)
-    program = program.lower(agent, world, first_iteration).compile()  # before the clock starts [xla 6]
+    program = program.lower(agent, world, global_step // (T * N)).compile()
     last_games = deque(maxlen=20)
-    loop_start, start_step = time.time(), global_step
-    progress = tqdm(initial=global_step, total=num_iterations * batch_size, unit="step", unit_scale=True)
-    for iteration in range(first_iteration, num_iterations):
-        # act, estimate advantages and learn, in one call of the program
+    start_time = time.time()  # when all is compiled [xla 6]
+    progress = tqdm(initial=global_step, total=num_iterations * T * N, unit="step", unit_scale=True)
+
+    for iteration in range(global_step // (T * N), num_iterations):
+        # act, estimate advantages and learn in one call of the program
         iteration_start = time.time()
         agent, world, logs = program(agent, world, iteration)
-        metrics, (is_over, returns, lengths) = jax.device_get(logs)
-        global_step += batch_size
-        progress.update(batch_size)
-
-        # log
+        scalars, (is_over, returns, lengths) = jax.device_get(logs)
         for t, i in np.argwhere(is_over):
             last_games.append((returns[t, i], lengths[t, i]))
-            (episodic_return, episodic_length), averages = last_games[-1], np.mean(last_games, 0)
-            episode = {"charts/episodic_return": episodic_return, "charts/episodic_length": episodic_length}
-            episode |= {"charts/avg_episodic_return": averages[0], "charts/avg_episodic_length": averages[1]}
-            log(global_step - batch_size + t * args.num_envs + i + 1, episode)
-            progress.set_postfix(episodic_return=f"{episodic_return:.1f}", refresh=False)
-        metrics["charts/SPS"] = int((global_step - start_step) / (time.time() - loop_start))
-        metrics["charts/SPS_update"] = int(batch_size / (time.time() - iteration_start))  # of this iteration alone
-        log(global_step, metrics)
+            average_return, average_length = np.mean(last_games, axis=0)
+            episode = {
+                "charts/episodic_return": returns[t, i],
+                "charts/episodic_length": lengths[t, i],
+                "charts/avg_episodic_return": average_return,
+                "charts/avg_episodic_length": average_length,
+            }
+            writer.add_scalars(global_step + t * N + i + 1, episode)
+            progress.set_postfix(episodic_return=f"{returns[t, i]:.1f}", refresh=False)
+        global_step += T * N
+        check_finite(args, global_step, reward=returns)
+        progress.update(T * N)
 
-        # checkpoint
-        if (iteration + 1) % args.checkpoint_interval == 0 or iteration + 1 == num_iterations:
-            checkpoint = to_state_dict({"agent": jax.device_get(agent), "global_step": global_step})
-            writer.flush()  # the curves reach as far as the checkpoint
-            (run_folder / "checkpoint.tmp").unlink(missing_ok=True)  # never write through a stranger's link
-            (run_folder / "checkpoint.tmp").write_bytes(msgpack_serialize(checkpoint))
-            os.replace(run_folder / "checkpoint.tmp", run_folder / "checkpoint.msgpack")  # whole, or not at all
+        # log
+        check_finite(args, global_step, loss=scalars["losses/loss"])
+        speeds = {
+            "charts/SPS": int((global_step - start_step) / (time.time() - start_time)),
+            "charts/SPS_update": int(T * N / (time.time() - iteration_start)),  # this iteration
+        }
+        writer.add_scalars(global_step, scalars | speeds)
+        is_due = (iteration + 1) % args.checkpoint_interval == 0 or iteration + 1 == num_iterations
+        if is_due or interrupted.is_set():
+            save_checkpoint(run_folder, args, {"agent": agent}, global_step)
 
     progress.close()
     envs.close()
