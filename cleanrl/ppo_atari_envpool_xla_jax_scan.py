@@ -294,7 +294,7 @@ def make_program(args, network):
             clipped_error = jnp.square(mb["values"] + change - mb["returns"])
             value_error = jnp.maximum(value_error, clipped_error)
         value_loss = 0.5 * (weights * value_error).sum()
-        p_log_p = jnp.exp(log_probs) * log_probs
+        p_log_p = jnp.exp(log_probs) * log_probs.clip(-1e9)  # 0 where an action is masked
         entropy = -(weights * p_log_p.sum(1)).sum()
         loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy  # [core 10]
         return loss, {
