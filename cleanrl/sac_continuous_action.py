@@ -491,6 +491,8 @@ if __name__ == "__main__":
         is_bounded = is_continuous and action_space.is_bounded()
         require(is_bounded, "continuous and bounded Box actions are needed")
         require_envs(args, envs)
+        row_bytes = 4 * (2 * math.prod(obs_space.shape) + math.prod(action_space.shape) + 1) + 1
+        require_memory((args.buffer_size + args.batch_size) * row_bytes)
 
     seed_everything(args)
     use_cuda = args.cuda and torch.cuda.is_available()  # it learns at every step

@@ -50,7 +50,12 @@ class ScalarActions(ContinuousTargetFromObs):
         return super().reward(action[None])
 
 
-for env in (HugeActions, IntegerActions, ScalarActions):
+class WideObs(Probe):
+    observation_space = gym.spaces.Box(0, 255, (96, 96, 3), np.uint8)
+    action_space = gym.spaces.Box(-1, 1, (3,), np.float32)
+
+
+for env in (HugeActions, IntegerActions, ScalarActions, WideObs):
     gym.register(f"Control/{env.__name__}-v0", entry_point=env)
 
 
@@ -242,6 +247,16 @@ def test_ddpg_2_every_transition_is_as_likely(file, tmp_path):
     torch.manual_seed(1)
     samples = [replay.sample(128, CPU)["rewards"] for _ in range(200)]
     assert drawn_evenly(samples, list(range(40, 100)))
+
+
+def test_a_buffer_that_does_not_fit_in_memory_is_refused(file, tmp_path):
+    """CarRacing's images are 27,648 numbers each: two of them, three actions and more a row."""
+    envs = ("--env-id", "Control/WideObs-v0")
+    with pytest.raises(SystemExit, match=r"221\.\d GB of memory needed"):
+        train(file, tmp_path, *envs)
+    with pytest.raises(SystemExit, match="GB of memory needed"):
+        train(file, tmp_path, *envs, "--buffer-size", 10, "--batch-size", 10**7)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_ddpg_2_only_what_happened_is_learned_from(file, tmp_path, monkeypatch):

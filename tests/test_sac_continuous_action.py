@@ -27,6 +27,7 @@ from tests.test_ddpg_continuous_action import (  # noqa: F401  the imported test
     probe_flags,
     q_values,
     rates,
+    test_a_buffer_that_does_not_fit_in_memory_is_refused,
     test_acting_in_evaluation_mode_learning_in_training_mode,
     test_actions_of_probes,
     test_ddpg_1_bounds_as_large_as_numbers_get,
