@@ -56,7 +56,6 @@ import tyro
 from filelock import FileLock, Timeout
 from flax.linen.initializers import orthogonal
 from flax.serialization import from_state_dict, msgpack_restore, msgpack_serialize, to_state_dict
-from jax.flatten_util import ravel_pytree
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
@@ -237,7 +236,7 @@ def make_program(args, network):
 
     def init(key, obs):
         params = network.init(key, obs)
-        return dict(params=params, opt_state=optimizer.init(ravel_pytree(params)[0]))
+        return dict(params=params, opt_state=optimizer.init(params))
 
     def act(step, params, world, noise):
         """One step of all environments; each takes the handle of the one before [xla 1]."""
@@ -333,17 +332,14 @@ def make_program(args, network):
         learning_rate = args.learning_rate
         if args.anneal_lr:  # [core 4]
             learning_rate = args.learning_rate * (1 - iteration / num_iterations)
-        flat_params, unravel = ravel_pytree(agent["params"])  # Adam is faster on one long vector
-
-        def flat_loss(flat_params, mb):
-            return minibatch_loss(unravel(flat_params), mb)
 
         def update(learner, rows):
             mb = {name: x[rows] for name, x in batch.items()}
-            grads, losses = jax.grad(flat_loss, has_aux=True)(learner["flat_params"], mb)
+            grads, losses = jax.grad(minibatch_loss, has_aux=True)(learner["params"], mb)
             updates, opt_state = optimizer.update(grads, learner["opt_state"])
+            updates = optax.tree.scale(-learning_rate, updates)
             return learner | dict(
-                flat_params=learner["flat_params"] - learning_rate * updates,
+                params=optax.apply_updates(learner["params"], updates),
                 opt_state=opt_state,
                 losses=losses,
                 clipfracs=learner["clipfracs"] + losses["clipfrac"],
@@ -368,7 +364,7 @@ def make_program(args, network):
         names = ("loss", "value_loss", "policy_loss", "entropy")
         names += ("old_approx_kl", "approx_kl", "clipfrac")
         learner = dict(
-            flat_params=flat_params,
+            params=agent["params"],
             opt_state=agent["opt_state"],
             losses=dict.fromkeys(names, jnp.zeros(())),
             clipfracs=jnp.zeros(()),
@@ -377,7 +373,7 @@ def make_program(args, network):
         )
         orders = jax.vmap(shuffle)(jax.random.split(order_key, args.update_epochs))
         learner, _ = jax.lax.scan(learn_epoch, learner, orders)
-        agent = dict(params=unravel(learner["flat_params"]), opt_state=learner["opt_state"])
+        agent = dict(params=learner["params"], opt_state=learner["opt_state"])
 
         # log
         def variance(x):
