@@ -574,6 +574,7 @@ if __name__ == "__main__":
     if args.checkpoint_buffer:
         modules["buffer"] = buffer
     global_step = start_step = restore_checkpoint(args, modules)
+    is_untrained = not q_optimizer.state  # unlike a resumed run that has learned
     for optimizer in (actor_optimizer, q_optimizer, alpha_optimizer):
         for group in optimizer.param_groups:
             group["capturable"] = use_cuda  # a CUDA graph can hold its steps
@@ -640,8 +641,8 @@ if __name__ == "__main__":
     progress = tqdm(initial=global_step, total=num_iterations * N, unit="step", unit_scale=True)
 
     for iteration in range(global_step // N, num_iterations):
-        # act, at random at first
-        if global_step < args.learning_starts:
+        # act, at random until learning starts
+        if is_untrained and buffer.num_added < args.learning_starts:
             actions = torch.randint(int(action_space.n), (N,)).numpy()
         else:
             actions = act(obs=torch.from_numpy(obs).to(device)).cpu().numpy()

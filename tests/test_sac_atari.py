@@ -125,6 +125,22 @@ def test_ddpg_3_random_actions_come_first_and_then_the_policys(file, tmp_path, m
             assert both.T.corrcoef().fill_diagonal_(0).abs().max() < 0.35
 
 
+def test_ddpg_3_no_untrained_actor_acts_in_a_resumed_run(file, tmp_path, monkeypatch):
+    """Without its buffer, random actions come first again, but not where the actor has learned."""
+    start_with(monkeypatch, 0.0, 99.0)  # its action is 1
+    flags = (
+        "--num-envs 4 --learning-starts 600 --buffer-size 1400 --total-timesteps 400 "
+        "--batch-size 2 --update-frequency 200 --policy-lr 1e-9"
+    ).split()
+    train(file, tmp_path, "--env-id", probe(file, "RandomEnds"), *flags)
+    resume = ("--resume", only_run(tmp_path), "--total-timesteps")
+    actions = train(file, tmp_path, *resume, 1200)["buffer"].actions[:800]  # the steps from 400 on
+    assert actions[:600].double().mean().item() == pytest.approx(0.5, abs=0.09)
+    assert (actions[600:] == 1).all()
+    actions = train(file, tmp_path, *resume, 1400)["buffer"].actions[:200]  # from 1200 on
+    assert (actions == 1).all()
+
+
 def test_a_loaded_policy_samples_its_actions(file, tmp_path):
     """With the actor's probabilities, numbered as the environment's."""
     spaces = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8), gym.spaces.Discrete(6, start=3)
