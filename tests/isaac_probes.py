@@ -1,8 +1,8 @@
-"""The probes of tests/probes.py as Isaac Lab's environments are: many in one, which speak tensors and dictionaries of them,
-and begin the next episode in the step that ends one.
+"""The probes of tests/probes.py in the form of Isaac Lab: many in one, and tensors in dictionaries.
 
-Each is registered as Isaac Lab registers its own, under IsaacProbe/<name>-v0, which never tells the last observation of an
-episode, as its older versions; and under TellingProbe/<name>-v0, which tells it if it is asked to, as the newer ones.
+A step that ends an episode begins the next one. Each probe is registered as Isaac Lab registers its
+own: as IsaacProbe/<name>-v0, which never tells the last observation of an episode, like its older
+versions, and as TellingProbe/<name>-v0, which tells it if it is asked to, like the newer ones.
 """
 
 from types import SimpleNamespace
@@ -32,7 +32,7 @@ class FiniteCfg(Cfg):
 
 
 class IsaacProbe(gym.Env):
-    """Copies of an environment of Gymnasium's. The tensors it answers with are its own, and change at the next step."""
+    """Copies of a Gymnasium environment. Its tensors are its own, and change at the next step."""
 
     metadata = {"render_modes": [None, "rgb_array"], "render_fps": 25.0}  # noqa: RUF012
 
@@ -61,10 +61,11 @@ class IsaacProbe(gym.Env):
         return {"critic": torch.full((self.num_envs, 99), torch.nan), self.group: self.obs_buf}
 
     def reset(self, *, seed=None, options=None):
-        torch.manual_seed(seed)  # as simulators do
-        return self.observe(
-            [env.reset(seed=seed + i)[0] for i, env in enumerate(self.envs)]
-        ), self.extras
+        if seed is not None:
+            torch.manual_seed(seed)  # as simulators do
+        seeds = [None if seed is None else seed + i for i in range(self.num_envs)]
+        obs = [env.reset(seed=s)[0] for env, s in zip(self.envs, seeds, strict=True)]
+        return self.observe(obs), self.extras
 
     def step(self, actions):
         assert isinstance(actions, torch.Tensor) and str(actions.device) == self.device
@@ -90,8 +91,10 @@ class IsaacProbe(gym.Env):
 
 
 class PointMass(gym.Env):
-    """Carts without friction on a line, all in one tensor, to be held at 0 by pushing: 0.1 a step, less the distance. Who
-    comes to 2 has lost; after 100 steps it is cut."""
+    """Carts without friction on a line, all in one tensor, to be pushed to 0 and held there.
+
+    The reward is 0.1 less the distance. An episode ends at 2, and is cut after 100 steps.
+    """
 
     metadata = {"render_modes": []}  # noqa: RUF012
 
@@ -121,8 +124,11 @@ class PointMass(gym.Env):
 
 
 class LastIsKnown(probes.ValueFromObs):
-    """Reward 1; at observation 1 the episode terminates (value 1), at -1 it is cut, and its last observation is 1: the value
-    is 1 + gamma for who is told that, and 1 / (1 - gamma) for who takes the observation before for it."""
+    """Reward 1; at 1 the episode terminates, at -1 it is cut, with 1 as its last observation.
+
+    The value of 1 is 1. That of -1 is 1 + gamma with the last observation, and 1 / (1 - gamma) if
+    the one before stands in for it.
+    """
 
     def step(self, action):
         before = self.obs[0]
