@@ -1,20 +1,19 @@
-"""cleanrl/tqc_continuous_action_jax.py. test_tqc_N guards detail N of docs/rl-algorithms/tqc.md, and test_sac_N and
-test_ddpg_N those of sac.md and ddpg.md."""
+"""cleanrl/tqc_continuous_action_jax.py. test_tqc_N guards detail N of docs/rl-algorithms/tqc.md,
+test_sac_N and test_ddpg_N those of sac.md and ddpg.md."""
 
 import jax
 import numpy as np
 import pytest
 import torch
 
-from tests.harness import FILES
-from tests.test_ddpg_continuous_action_jax import (  # noqa: F401  the imported tests run here on this file
+from tests.test_ddpg_continuous_action_jax import (  # noqa: F401  the imported tests run here too
     COUNTS,
+    always,
     begin,
     check_actions,
     check_losses,
     check_schedule,
     check_targets,
-    eager,
     follow,
     learn_pendulum,
     learn_probe,
@@ -26,9 +25,12 @@ from tests.test_ddpg_continuous_action_jax import (  # noqa: F401  the imported 
     test_ddpg_2_the_ring_holds_what_happened_and_every_episode_is_logged,
     test_resume_restores_everything,
     test_same_seed_same_bits,
+    update_actor,
+    update_critic,
     updates_of,
 )
 from tests.test_sac_continuous_action_jax import (
+    batch_of,
     check_step,
     dense,
     doubles,
@@ -37,12 +39,12 @@ from tests.test_sac_continuous_action_jax import (
     squash,
 )
 
-FEW = ("--num-critics", 3, "--num-quantiles", 5, "--drop-quantiles", 2)
+FEW = "--num-critics 3 --num-quantiles 5 --drop-quantiles 2".split()
 
 
-@pytest.fixture
-def file():
-    return FILES["tqc_continuous_action_jax"]
+def log_alpha_of(agent):
+    """The logarithm of the temperature."""
+    return agent["actor"]["params"]["log_alpha"]
 
 
 def quantiles(params, obs, actions):
@@ -53,45 +55,36 @@ def quantiles(params, obs, actions):
 
 
 def test_tqc_1_networks_of_quantiles(file, tmp_path):
-    """As many of each as asked for, of three hidden layers, and every network with weights of its own."""
+    """As many as asked for, with three hidden layers, and each with weights of its own."""
     names = begin(file, *FEW)
-    (obs, actions, *_), params = made_up(names), names["agent"]["q_networks"]
-    got = names["q_networks"].apply(params, obs, actions)
+    b, params = made_up(names), names["agent"]["q_networks"]
+    got = names["q_networks"].apply(params, b["obs"], b["actions"])
     shapes = [params["params"][f"Dense_{i}"]["kernel"].shape for i in range(4)]
-    assert got.shape == (3, 8, 5) and shapes == [
-        (3, 5, 512),
-        (3, 512, 512),
-        (3, 512, 512),
-        (3, 512, 5),
-    ]
-    expected = quantiles(
-        doubles(params), *(torch.tensor(np.asarray(x, float)) for x in (obs, actions))
-    )
+    assert shapes == [(3, 5, 512), (3, 512, 512), (3, 512, 512), (3, 512, 5)]
+    assert got.shape == (3, 8, 5)
+    obs, actions, *_ = batch_of(b)
+    expected = quantiles(doubles(params), obs, actions)
     np.testing.assert_allclose(got, expected.detach(), atol=1e-5)
     assert all(len(np.unique(got[:, row, 0])) == 3 for row in range(8))
 
 
 def test_tqc_2_tqc_3_the_highest_are_dropped_and_the_loss_is_that_of_quantiles(file, tmp_path):
-    """Of all networks' quantiles together, two for each of the three; the loss in loops over networks, rows, quantiles and
-    targets, with an entropy in them and nothing after an end; and its gradient."""
+    """Of the quantiles of all networks together, two for each of the three; the loss in loops.
+
+    The targets hold an entropy, and nothing after a termination. The gradient is checked, too.
+    """
     names, key = begin(file, *FEW), jax.random.key(1)
-    agent, batch = shaken(names), made_up(names)
-    after, losses = eager(names["learn_q"], agent, batch, key)
-    obs, actions, rewards, next_obs, terminated = (
-        torch.tensor(np.asarray(x, float)) for x in batch
-    )
-    params, alpha = (
-        doubles(agent["q_networks"]),
-        np.exp(float(agent["actor"]["params"]["log_alpha"])),
-    )
+    agent, b = shaken(names), made_up(names)
+    after, losses = update_critic(names, agent, b, key)
+    obs, actions, rewards, next_obs, terminated = batch_of(b)
+    params, alpha = doubles(agent["q_networks"]), np.exp(float(log_alpha_of(agent)))
     next_actions, next_log_probs = squash(*policy(doubles(agent["actor"])["params"], next_obs), key)
-    after_quantiles = (
-        quantiles(doubles(agent["target_q_networks"]), next_obs, next_actions).detach().numpy()
-    )
+    targets = quantiles(doubles(agent["target_q_networks"]), next_obs, next_actions)
+    targets = targets.detach().numpy()
     values, loss, dropped = quantiles(params, obs, actions), 0, set()
     for row in range(8):
-        kept = np.sort(after_quantiles[:, row].ravel())[: 3 * (5 - 2)]
-        dropped |= {(after_quantiles[i, row] > kept[-1]).sum().item() for i in range(3)}
+        kept = np.sort(targets[:, row].ravel())[: 3 * (5 - 2)]
+        dropped |= {(targets[i, row] > kept[-1]).sum().item() for i in range(3)}
         for network in range(3):
             for i in range(5):
                 for value in kept:
@@ -108,58 +101,51 @@ def test_tqc_2_tqc_3_the_highest_are_dropped_and_the_loss_is_that_of_quantiles(f
 
 
 def test_tqc_3_each_quantile_is_pulled_by_its_share(file, tmp_path):
-    """Where all episodes end, the targets are the rewards: quantile i of 5 weighs what is above it by (i + 0.5) / 5."""
+    """Where all episodes end, targets are rewards: quantile i weighs higher ones by (i + 0.5)/5."""
     names = begin(file, *FEW)
-    agent, (obs, actions, rewards, next_obs, terminated) = shaken(names), made_up(names)
-    _, losses = eager(
-        names["learn_q"],
-        agent,
-        [obs, actions, rewards, next_obs, np.ones_like(terminated)],
-        jax.random.key(1),
-    )
-    values = quantiles(
-        doubles(agent["q_networks"]), *(torch.tensor(np.asarray(x, float)) for x in (obs, actions))
-    )
-    errors, shares = np.asarray(rewards, float) - values.detach().numpy(), (np.arange(5) + 0.5) / 5
+    agent, b = shaken(names), made_up(names) | {"terminated": np.ones(8, bool)}
+    _, losses = update_critic(names, agent, b, jax.random.key(1))
+    obs, actions, rewards, *_ = batch_of(b)
+    values = quantiles(doubles(agent["q_networks"]), obs, actions).detach().numpy()
+    errors, shares = rewards.numpy() - values, (np.arange(5) + 0.5) / 5
     hubers = np.where(np.abs(errors) <= 1, errors**2 / 2, np.abs(errors) - 0.5)
     assert (errors > 0).any() and (errors < 0).any()
-    assert losses["qf_loss"] == pytest.approx(
-        (np.where(errors > 0, shares, 1 - shares) * hubers).mean(), rel=1e-4
-    )
+    expected = (np.where(errors > 0, shares, 1 - shares) * hubers).mean()
+    assert losses["qf_loss"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_sac_5_the_actor_climbs_the_mean_of_all_quantiles(file, tmp_path):
     """And entropy; the temperature goes down its own loss."""
     names, key = begin(file, *FEW), jax.random.key(2)
-    agent, obs = shaken(names), made_up(names)[0]
-    after, losses = eager(names["learn_actor"], agent, obs, key)
+    agent, obs = shaken(names), made_up(names)["obs"]
+    after, losses = update_actor(names, agent, obs, key)
     params, obs = doubles(agent["actor"]), torch.tensor(np.asarray(obs, float))
     actions, log_probs = squash(*policy(params["params"], obs), key)
     values = quantiles(doubles(agent["q_networks"]), obs, actions).mean((0, 2)).unsqueeze(1)
     actor_loss, alpha_loss = entropy_losses(params["params"]["log_alpha"], log_probs, values)
     assert losses["actor_loss"] == pytest.approx(actor_loss.item(), rel=1e-4)
     assert losses["alpha_loss"] == pytest.approx(alpha_loss.item(), rel=1e-4)
-    assert losses["alpha"] == pytest.approx(np.exp(float(agent["actor"]["params"]["log_alpha"])))
+    assert losses["alpha"] == pytest.approx(np.exp(float(log_alpha_of(agent))))
     check_step(agent, after, "actor", params, actor_loss + alpha_loss, 3e-4)
 
 
 @pytest.mark.slow
 def test_ddpg_6_updates_are_counted_in_environment_steps(file, tmp_path):
-    """Six for each step of two environments, after each of which the actor learns and the targets move by tau."""
+    """After each of which the actor learns and the targets move by tau."""
     names, updates = follow(file, tmp_path, *COUNTS)
     check_schedule(updates, 2, 99, 102, lambda step: ["q", "actor"] * 3)
-    assert check_targets(names, updates, lambda number: True, "q_networks") == [0, 12]
+    assert check_targets(names, updates, always, "q_networks") == [0, 12]
     assert check_actions(names, updates) == (100, 1)
-    assert [updates_of(names["agent"], name) for name in ("q_networks", "actor")] == [12, 12]
+    assert [updates_of(names["run"]["agent"], name) for name in ("q_networks", "actor")] == [12, 12]
     check_losses(file, tmp_path, updates, 100)
 
 
 @pytest.mark.slow
 def test_values_of_probes(file, tmp_path):
-    """Of the actions -0.5 and 0.5; and load_policy takes the right ones in fresh environments, as every evaluation does."""
-    learned, returns = learn_probe(
-        file, tmp_path, "Probe/ContinuousTargetFromObs-v0", 3, [-1, 1], "--total-timesteps", 240
-    )
+    """Of the actions -0.5 and 0.5; load_policy takes the right ones in fresh environments."""
+    env_id = "Probe/ContinuousTargetFromObs-v0"
+    flags = ("--total-timesteps", 240)
+    learned, returns = learn_probe(file, tmp_path, env_id, 3, [-1, 1], *flags)
     np.testing.assert_allclose(learned, [[0, -1, -1, 0]] * 2, atol=0.15)
     assert np.mean(returns) > -0.1
 
