@@ -1,110 +1,146 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#     "dm-control>=1.0.30; python_version < '3.13'", "flax>=0.12", "gymnasium[mujoco]>=1.2.1,<2", "jax>=0.9", "moviepy>=2",
-#     "mujoco>=3.3,<4", "numpy>=2", "optax>=0.2.6", "shimmy[dm-control]>=2.0.1; python_version < '3.13'", "tensorboard>=2.20",
-#     "tqdm>=4.67", "tyro>=1.0", "wandb>=0.22",
+#     "dm-control>=1.0.30; python_version < '3.13'", "filelock>=3.20", "flax>=0.12",
+#     "gymnasium[mujoco]>=1.2.1,<2", "jax>=0.9", "moviepy>=2", "mujoco>=3.3,<4", "numpy>=2",
+#     "optax>=0.2.6", "psutil>=7", "pydantic>=2.11",
+#     "shimmy[dm-control]>=2.0.1; python_version < '3.13'", "tensorboard>=2.20", "tqdm>=4.67",
+#     "tyro>=1.0", "wandb>=0.22",
 # ]
 # ///
-"""CrossQ (SAC with batch normalization) for flat observations (or dictionaries, flattened) and continuous actions, in JAX.
+"""CrossQ (SAC with batch normalization) for vector observations and continuous actions, in JAX.
 
-    uv run cleanrl/crossq_continuous_action_jax.py                                # Hopper-v4, 1M steps
+    uv run cleanrl/crossq_continuous_action_jax.py                     # Hopper-v4, 1M steps
     uv run cleanrl/crossq_continuous_action_jax.py --env-id dm_control/cartpole-balance-v0 --seed 2
-    uv run cleanrl/crossq_continuous_action_jax.py --resume runs/<run>            # go on after an interruption
+    uv run cleanrl/crossq_continuous_action_jax.py --resume runs/<run>  # continue a run
     tensorboard --logdir runs
 
-Numbers in brackets, such as [crossq 2], are the implementation details of docs/rl-algorithms/{crossq,sac,td3,ddpg}.md.
+Tags such as [crossq 2] refer to the details in docs/rl-algorithms/{crossq,sac,td3,ddpg}.md.
 """
 
+import atexit
+import hashlib
+import itertools
 import json
 import math
 import os
 import platform
+import random
+import re
+import shutil
+import signal
 import subprocess
+import sys
+import threading
 import time
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
 
-if "deterministic" not in os.environ.setdefault("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] += " --xla_gpu_deterministic_ops=true"  # the same bits on a GPU too; XLA reads it once
+if "deterministic" not in os.environ.setdefault("XLA_FLAGS", ""):  # XLA reads it only once
+    os.environ["XLA_FLAGS"] += " --xla_gpu_deterministic_ops=true"  # the same bits on a GPU too
 import flax.linen as nn
 import gymnasium as gym
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import psutil
 import tyro
+from filelock import FileLock, Timeout
 from flax.serialization import from_state_dict, msgpack_restore, msgpack_serialize, to_state_dict
+from jax.lax import stop_gradient
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer import event_file_writer
+from tensorboard.summary.writer.record_writer import RecordWriter
 from tqdm import tqdm
 
 
 @dataclass
 class Args:
-    exp_name: str = Path(__file__).stem  # name of this experiment
-    seed: int = 1  # seed of the weights, the environments and every sampled number
-    cuda: bool = True  # use the GPU if there is one
-    track: bool = False  # also log to Weights & Biases
-    wandb_project_name: str = "cleanRL"  # project to log to
-    wandb_entity: str | None = None  # team to log to
-    capture_video: bool = False  # record videos of the first environment into the run's folder
-    resume: str | None = None  # folder of an interrupted run to go on with, its flags as they were
-    checkpoint_interval: int = 50_000  # environment steps between two checkpoints
-    checkpoint_buffer: bool = False  # keep the replay buffer, of 0.1 GB or more, too; without it, learning waits for a new one
+    exp_name: str = Path(__file__).stem  # name of the experiment
+    seed: int = 1  # seed of the weights, the environments and all sampling
+    cuda: bool = True  # use a GPU if there is one
+    track: bool = False  # log to Weights & Biases as well
+    wandb_project_name: str = "cleanRL"  # W&B project
+    wandb_entity: str | None = None  # W&B team
+    capture_video: bool = False  # record the first environment to runs/<run>/videos
+    resume: str | None = None  # folder of an interrupted run to continue with its own flags
+    checkpoint_interval: int = 50_000  # environment steps between checkpoints
+    checkpoint_buffer: bool = False  # save the replay buffer too; else a resumed run refills it
 
-    env_id: str = "Hopper-v4"  # Gymnasium id of the environment
+    env_id: str = "Hopper-v4"  # Gymnasium environment id
     total_timesteps: int = 1_000_000  # environment steps of the whole run
-    learning_rate: float = 1e-3  # learning rate
-    num_envs: int = 1  # environments stepped side by side
-    buffer_size: int = 1_000_000  # transitions that the replay buffer holds
+    learning_rate: float = 1e-3  # learning rate of Adam
+    num_envs: int = 1  # parallel environments
+    buffer_size: int = 1_000_000  # capacity of the replay buffer in environment steps
     gamma: float = 0.99  # discount factor
     batch_size: int = 256  # transitions per update
     utd: int = 1  # updates per environment step
-    q_width: int = 2_048  # width of the Q-networks' hidden layers
-    learning_starts: int = 5_000  # environment steps, with random actions, before the first update
-    policy_frequency: int = 3  # updates of the Q-networks between two of the actor
+    q_width: int = 2_048  # width of the hidden layers of the Q-networks
+    learning_starts: int = 5_000  # environment steps with random actions before the first update
+    policy_frequency: int = 3  # Q-network updates per update of the actor
+
+    def check(self):
+        """Refuse what cannot work before anything is written."""
+        require_positive(self, "num_envs", "batch_size", "utd", "policy_frequency", "learning_rate")
+        require_positive(self, "learning_starts", "checkpoint_interval", "q_width")
+        require_fraction(self, "gamma")
+        require(self.buffer_size >= self.num_envs, "buffer_size is less than num_envs")
+        require(self.total_timesteps >= self.num_envs, "total_timesteps is less than num_envs")
+        num_updates = self.total_timesteps * self.utd
+        require(num_updates < 2**31, "total_timesteps times utd must be less than 2**31")
 
 
 def make_envs(args, num_envs, render_mode=None):
-    env_id = f"shimmy:{args.env_id}" if args.env_id.startswith("dm_control/") else args.env_id  # imports shimmy first
-    envs = gym.make_vec(env_id, num_envs, "sync", render_mode=render_mode, wrappers=[gym.wrappers.FlattenObservation])
-    return gym.wrappers.vector.RecordEpisodeStatistics(envs)
+    env_id = re.sub("^dm_control/", "shimmy:dm_control/", args.env_id)  # shimmy registers them
+    wrappers = [gym.wrappers.FlattenObservation, gym.wrappers.RecordEpisodeStatistics]
+    return gym.make_vec(env_id, num_envs, "sync", wrappers=wrappers, render_mode=render_mode)
 
 
 def rescale(actions, space):
-    """From -1 to 1, where the networks and the replay buffer have them, to each action's own bounds [ddpg 1]."""
+    """From -1 to 1, as the networks and the replay buffer have them, to their bounds [ddpg 1]."""
     actions = actions.reshape(-1, *space.shape)
-    return (space.low + (space.high - space.low) * (actions + 1) / 2).clip(space.low, space.high)
+    scaled = space.low + (space.high - space.low) * (actions + 1) / 2
+    return scaled.clip(space.low, space.high)  # rounding may exceed them
 
 
 class BatchRenorm(nn.Module):
-    """Batch normalization; after 100k batches it corrects their moments towards those of the run [crossq 3]."""
+    """Batch normalization; after 100k batches, corrected by the moments of the run [crossq 3]."""
 
     @nn.compact
     def __call__(self, x, train):
-        start = {"mean": jnp.zeros(x.shape[1]), "var": jnp.ones(x.shape[1]), "count": jnp.zeros(())}
-        run, fixed = self.variable("moments", "run", lambda: start), jax.lax.stop_gradient
-        mean, var, count = (run.value[name] for name in start)
-        scale, shift, batch_mean, batch_var = 1.0, 0.0, mean, var
+        dim = x.shape[1]
+        start = dict(mean=jnp.zeros(dim), var=jnp.ones(dim), count=jnp.zeros(()))
+        run = self.variable("moments", "run", lambda: start)
+        mean, var, count = (run.value[name] for name in ("mean", "var", "count"))
         if train:
             batch_mean, batch_var = x.mean(0), x.var(0)
-            scale = jnp.where(count < 100_000, 1, jnp.sqrt((batch_var + 1e-3) / (var + 1e-3)).clip(1 / 3, 3))
-            shift = jnp.where(count < 100_000, 0, ((batch_mean - mean) / jnp.sqrt(var + 1e-3)).clip(-5, 5))
-            new_mean, new_var = 0.99 * mean + 0.01 * batch_mean, 0.99 * var + 0.01 * batch_var
-            run.value = fixed({"mean": new_mean, "var": new_var, "count": count + 1})
-        normalized = (x - batch_mean) / jnp.sqrt(batch_var + 1e-3) * fixed(scale) + fixed(shift)
-        weight, bias = (self.param(name, nn.initializers.constant(i), x.shape[1:]) for name, i in (("weight", 1), ("bias", 0)))
+            scale = jnp.sqrt((batch_var + 1e-3) / (var + 1e-3)).clip(1 / 3, 3)
+            shift = ((batch_mean - mean) / jnp.sqrt(var + 1e-3)).clip(-5, 5)
+            scale = stop_gradient(jnp.where(count < 100_000, 1, scale))
+            shift = stop_gradient(jnp.where(count < 100_000, 0, shift))
+            moments = dict(
+                mean=0.99 * mean + 0.01 * batch_mean,
+                var=0.99 * var + 0.01 * batch_var,
+                count=count + 1,
+            )
+            run.value = stop_gradient(moments)
+            normalized = (x - batch_mean) / jnp.sqrt(batch_var + 1e-3) * scale + shift
+        else:
+            normalized = (x - mean) / jnp.sqrt(var + 1e-3)
+        weight = self.param("weight", nn.initializers.ones, (dim,))
+        bias = self.param("bias", nn.initializers.zeros, (dim,))
         return weight * normalized + bias
 
 
 def mlp(x, width, train):
     x = BatchRenorm()(x, train)  # [crossq 2]
     for _ in range(2):
-        x = BatchRenorm()(nn.relu(nn.Dense(width)(x)), train)
+        x = nn.relu(nn.Dense(width)(x))
+        x = BatchRenorm()(x, train)
     return x
 
 
@@ -114,16 +150,18 @@ class Actor(nn.Module):
     @nn.compact
     def __call__(self, obs, train=False):
         hidden = mlp(obs, 256, train)
-        mean, log_std = nn.Dense(self.action_dim)(hidden), nn.Dense(self.action_dim)(hidden)
-        self.param("log_alpha", nn.initializers.zeros, ())  # the temperature's logarithm, which is learned with the policy
+        mean = nn.Dense(self.action_dim)(hidden)
+        log_std = nn.Dense(self.action_dim)(hidden)
+        self.param("log_alpha", nn.initializers.zeros, ())  # of the temperature, learned here too
         return mean, -5 + 3.5 * (1 + nn.tanh(log_std))  # between -5 and 2 [sac 2]
 
 
 def sample(mean, log_std, key):
-    """Actions from a Gaussian, squashed to between -1 and 1 [sac 1], and the logarithms of their probability densities."""
+    """Actions from a Gaussian squashed by tanh [sac 1], and the logarithms of their densities."""
     noise = jax.random.normal(key, mean.shape)
     unsquashed = mean + jnp.exp(log_std) * noise
-    log_slopes = 2 * (math.log(2) - unsquashed - nn.softplus(-2 * unsquashed))  # of tanh, without its overflows
+    # the slope of tanh is 1 - tanh^2; this form of its logarithm does not underflow
+    log_slopes = 2 * (math.log(2) - unsquashed - nn.softplus(-2 * unsquashed))
     log_probs = -(jnp.square(noise) + math.log(2 * math.pi)) / 2 - log_std - log_slopes
     return jnp.tanh(unsquashed), log_probs.sum(1, keepdims=True)
 
@@ -136,245 +174,505 @@ class QNetwork(nn.Module):
         return nn.Dense(1)(mlp(jnp.concatenate([obs, actions], 1), self.width, train))
 
 
-QNetworks = nn.vmap(QNetwork, {"params": 0, "moments": 0}, {"params": True}, in_axes=None, axis_size=2)  # [td3 1]
+variable_axes = {"params": 0, "moments": 0}
+stacked = dict(variable_axes=variable_axes, split_rngs={"params": True}, in_axes=None, axis_size=2)
+QNetworks = nn.vmap(QNetwork, **stacked)  # two Q-networks that are computed as one [td3 1]
+
+
+def count_due(every, global_step, num_envs):
+    """How many multiples of every the last step of all environments has reached."""
+    return global_step // every - (global_step - num_envs) // every
 
 
 def load_policy(checkpoint, envs):
-    """The trained policy: a function from observations, and which of them end an episode, to actions."""
-    action_space, obs_shape = envs.single_action_space, envs.single_observation_space.shape
+    """The trained policy for evaluation: a function from observations to actions."""
+    action_space = envs.single_action_space
     actor = Actor(math.prod(action_space.shape))
     variables = checkpoint["agent"]["actor"] | checkpoint["agent"]["actor_moments"]
-    policy = jax.jit(lambda obs: jnp.tanh(actor.apply(variables, obs)[0]))
-    jax.eval_shape(policy, np.zeros((1, *obs_shape)))  # complains of weights that do not fit
-    return lambda obs, is_last: rescale(np.asarray(policy(obs)), action_space)
-
-
-if __name__ == "__main__":
-    # check what was asked for before anything is written
-    args, start_time = tyro.cli(Args), time.time()
-    resume, asked_id = args.resume, args.env_id
-    if resume is not None:
-        if args != Args(resume=resume, env_id=asked_id):
-            raise SystemExit("--resume goes on with the run's own flags: give no others")
-        try:  # the folder may be a stranger's: it is only believed in what cannot do harm
-            about = json.loads(Path(resume, "run.json").read_text())
-            args = Args(**about["args"])
-            assert about["file"] == Path(__file__).name, f"it is a run of {about['file']}"
-            assert all(isinstance(value, Args.__annotations__[name]) for name, value in vars(args).items()), "wrong types"
-        except Exception as error:
-            raise SystemExit(f"cannot resume {resume}: {type(error).__name__}: {error}".splitlines()[0]) from None
-        if args.env_id != asked_id and (":" in args.env_id or asked_id != Args.env_id):  # an id may name a module to import
-            raise SystemExit(f"{resume} is a run on {args.env_id!r}: add --env-id with that id if you trust what it imports")
-    run_name = f"{args.env_id}__{args.exp_name}__{args.seed}__{int(start_time)}".translate(str.maketrans("/\\:", "---"))
-    run_folder = Path("runs", run_name) if resume is None else Path(resume).absolute()
-
-    # check that the numbers fit together and the file fits the environment
-    for rule in (
-        "num_envs > 0; 0 < batch_size < 2**24; utd > 0; policy_frequency > 0; checkpoint_interval > 0; learning_starts > 0; "
-        "num_envs <= total_timesteps; total_timesteps * utd < 2**31; num_envs <= buffer_size < 2**31; 0 <= gamma <= 1; "
-        "0 < q_width < 2**20; 0 < learning_rate < 1e9; 0 <= seed < 2**32"
-    ).split("; "):
-        if not eval(rule, {}, vars(args)):
-            raise SystemExit(f"these flags do not fit: {rule} must hold")
-    try:
-        envs = make_envs(args, args.num_envs, "rgb_array" if args.capture_video else None)
-        args.capture_video and envs.reset() and envs.render()  # MuJoCo draws with OpenGL, which a server may not have
-    except Exception as error:
-        raise SystemExit(f"cannot make {args.env_id}: {type(error).__name__}: {error}".splitlines()[0]) from None
-    obs_space, action_space = envs.single_observation_space, envs.single_action_space
-    for need, is_met in {
-        "Box observations": isinstance(obs_space, gym.spaces.Box),
-        "bounded Box actions": isinstance(action_space, gym.spaces.Box) and action_space.is_bounded(),
-        "rgb_array rendering for a video": not args.capture_video or "rgb_array" in envs.metadata.get("render_modes", ()),
-    }.items():
-        if not is_met:
-            raise SystemExit(f"{Path(__file__).name} needs {need}, which {args.env_id} does not have")
-
-    # seed, build, restore
-    jax.config.update("jax_platforms", None if args.cuda else "cpu")
-    num_iterations, global_step = args.total_timesteps // args.num_envs, 0
-    columns = [math.prod(obs_space.shape), math.prod(action_space.shape), 1, math.prod(obs_space.shape), 1]
-    actor, q_networks, optimizer = Actor(columns[1]), QNetworks(args.q_width), optax.adam(args.learning_rate, b1=0.5)
-    actor_key, q_key, act_key, learn_key = jax.random.split(jax.random.key(args.seed), 4)
-    no_obs, no_actions = jnp.zeros((1, columns[0])), jnp.zeros((1, columns[1]))
-    starts = {"actor": actor.init(actor_key, no_obs), "q_networks": q_networks.init(q_key, no_obs, no_actions)}
-    params = {name: {"params": start["params"]} for name, start in starts.items()}
-    agent = params | {f"{name}_moments": {"moments": start["moments"]} for name, start in starts.items()}
-    agent |= {f"{name}_optimizer": optimizer.init(x) for name, x in params.items()}
-    agent = jax.tree.map(jnp.copy, agent)  # each array has its own memory, which learning can reuse
-    buffer = {"rows": jnp.zeros((args.buffer_size, sum(columns))), "added": jnp.zeros((), dtype=jnp.int32)}  # [ddpg 2]
-    if resume is not None and (run_folder / "checkpoint.msgpack").exists():
-        try:
-            checkpoint = msgpack_restore((run_folder / "checkpoint.msgpack").read_bytes())
-            parts = {"agent": agent} | ({"buffer": buffer} if args.checkpoint_buffer else {})
-            restored = from_state_dict(parts, {name: checkpoint[name] for name in parts})
-            for old, new in zip(jax.tree.leaves(parts), jax.tree.leaves(restored), strict=True):
-                assert (old.shape, old.dtype) == (new.shape, new.dtype), "arrays of other shapes"
-            agent, buffer = jax.tree.map(jnp.array, (restored["agent"], restored.get("buffer", buffer)))
-            global_step = int(checkpoint["global_step"])
-            assert global_step in range(0, args.total_timesteps + 1, args.num_envs), f"step {global_step} of another run"
-            assert int(buffer["added"]) in range(global_step + 1), "a replay buffer of another run"
-        except Exception as error:
-            raise SystemExit(f"cannot resume {resume}: {type(error).__name__}: {error}".splitlines()[0]) from None
 
     @jax.jit
-    def act(params, obs, global_step):
-        return sample(*actor.apply(params, obs), jax.random.fold_in(act_key, global_step))[0]
+    def best_actions(obs):
+        mean, _ = actor.apply(variables, obs)
+        return jnp.tanh(mean)
+
+    def policy(obs, is_last):
+        return rescale(np.asarray(best_actions(obs)), action_space)
+
+    return policy
+
+
+def make_program(args, envs, key):
+    """The functions of a run: init() -> agent and replay buffer; act, remember, learn."""
+    obs_dim = math.prod(envs.single_observation_space.shape)
+    action_dim = math.prod(envs.single_action_space.shape)
+    num_updates = args.num_envs * args.utd  # per step of all environments
+    actor_key, q_key, act_key, learn_key = jax.random.split(key, 4)
+    actor = Actor(action_dim)
+    q_networks = QNetworks(args.q_width)
+    target_entropy = -action_dim  # [sac 5]
+    optimizer = optax.adam(args.learning_rate, b1=0.5)
+
+    def init():
+        obs, actions = jnp.zeros((1, obs_dim)), jnp.zeros((1, action_dim))
+        actor_variables = actor.init(actor_key, obs)
+        q_variables = q_networks.init(q_key, obs, actions)
+        actor_params, q_params = ({"params": x["params"]} for x in (actor_variables, q_variables))
+        agent = dict(
+            actor=actor_params,
+            q_networks=q_params,
+            actor_moments={"moments": actor_variables["moments"]},
+            q_networks_moments={"moments": q_variables["moments"]},
+            actor_optimizer=optimizer.init(actor_params),
+            q_networks_optimizer=optimizer.init(q_params),
+        )
+        buffer = dict(  # the last transitions in a ring [ddpg 2]
+            obs=jnp.zeros((args.buffer_size, obs_dim)),
+            actions=jnp.zeros((args.buffer_size, action_dim)),
+            rewards=jnp.zeros(args.buffer_size),
+            next_obs=jnp.zeros((args.buffer_size, obs_dim)),
+            terminated=jnp.zeros(args.buffer_size, dtype=bool),
+            added=jnp.zeros((), dtype=jnp.int32),  # also overwritten ones
+        )
+        agent = jax.tree.map(jnp.copy, agent)  # no two arrays share memory: learn reuses it
+        return dict(agent=agent, buffer=buffer)
+
+    @jax.jit
+    def act(variables, obs, global_step):
+        """Actions from the stochastic policy."""
+        key = jax.random.fold_in(act_key, global_step)
+        actions, _ = sample(*actor.apply(variables, obs), key)
+        return actions
 
     @partial(jax.jit, donate_argnums=0)
-    def remember(buffer, rows, is_real):
-        """Steps after an end only reset: they are no transitions, and their place is outside the buffer."""
-        places = (buffer["added"] + jnp.cumsum(is_real) - 1) % args.buffer_size
-        rows = buffer["rows"].at[jnp.where(is_real, places, args.buffer_size)].set(rows, mode="drop")
-        return {"rows": rows, "added": buffer["added"] + is_real.sum()}
+    def remember(buffer, transitions, is_real):
+        """Add the transitions that are real: the others have rows that do not exist."""
+        rows = (buffer["added"] + jnp.cumsum(is_real) - 1) % args.buffer_size
+        rows = jnp.where(is_real, rows, args.buffer_size)
+        columns = {
+            name: buffer[name].at[rows].set(values, mode="drop")
+            for name, values in transitions.items()
+        }
+        return columns | dict(added=buffer["added"] + is_real.sum())
 
-    def draw(buffer, key):
-        """A batch of transitions, drawn evenly."""
-        rows = jax.random.randint(key, (args.batch_size,), 0, jnp.minimum(buffer["added"], args.buffer_size))
-        return jnp.split(buffer["rows"][rows], np.cumsum(columns)[:-1], axis=1)
+    def sample_batch(buffer, key):
+        """Uniformly drawn transitions."""
+        num_filled = jnp.minimum(buffer["added"], args.buffer_size)
+        rows = jax.random.randint(key, (args.batch_size,), 0, num_filled)
+        return {name: column[rows] for name, column in buffer.items() if name != "added"}
 
-    def descend(name, loss, agent):
-        """One step of Adam down a loss of agent[name]; also returns what the loss returned beside its value."""
+    def minimize(loss, agent, name):
+        """One step of Adam on agent[name]; loss returns its value, new moments, what is logged."""
         (_, (moments, logs)), grads = jax.value_and_grad(loss, has_aux=True)(agent[name])
-        updates, optimizer_state = optimizer.update(grads, agent[f"{name}_optimizer"])
-        new = {name: optax.apply_updates(agent[name], updates), f"{name}_optimizer": optimizer_state}
-        return agent | new | {f"{name}_moments": moments}, logs
+        updates, opt_state = optimizer.update(grads, agent[f"{name}_optimizer"])
+        params = optax.apply_updates(agent[name], updates)
+        agent = agent | {name: params, f"{name}_optimizer": opt_state, f"{name}_moments": moments}
+        return agent, logs
 
-    def learn_q(agent, batch, key):
-        """An episode that was cut is bootstrapped from its last observation, one that ended is not [ddpg 4]."""
-        b_obs, b_actions, b_rewards, b_next_obs, b_terminated = batch
-        next_actions, next_log_probs = sample(*actor.apply(agent["actor"] | agent["actor_moments"], b_next_obs), key)
-        pairs = jnp.concatenate([b_obs, b_next_obs]), jnp.concatenate([b_actions, next_actions])
+    def update_q_networks(agent, b, key):
+        """Truncated episodes are bootstrapped, terminated ones are not [ddpg 4]."""
+        variables = agent["actor"] | agent["actor_moments"]
+        next_actions, next_log_probs = sample(*actor.apply(variables, b["next_obs"]), key)
+        alpha = jnp.exp(agent["actor"]["params"]["log_alpha"])
+        obs = jnp.concatenate([b["obs"], b["next_obs"]])
+        actions = jnp.concatenate([b["actions"], next_actions])
 
         def qf_loss(params):
             variables = params | agent["q_networks_moments"]
-            both, moments = q_networks.apply(variables, *pairs, True, mutable="moments")  # [crossq 1]
-            q_values, next_q_values = jnp.split(both, 2, axis=1)
-            next_values = next_q_values.min(0) - jnp.exp(agent["actor"]["params"]["log_alpha"]) * next_log_probs  # [sac 3]
-            targets = jax.lax.stop_gradient(b_rewards + args.gamma * next_values * (1 - b_terminated))
-            loss = jnp.square(q_values - targets).mean((1, 2)).sum()
+            both, moments = q_networks.apply(variables, obs, actions, True, mutable="moments")
+            q_values, next_q_values = jnp.split(both, 2, axis=1)  # one pass for both [crossq 1]
+            next_values = next_q_values.min(0) - alpha * next_log_probs  # [sac 3]
+            not_terminated = ~b["terminated"][:, None]
+            targets = b["rewards"][:, None] + args.gamma * next_values * not_terminated
+            loss = jnp.square(q_values - stop_gradient(targets)).mean((1, 2)).sum()
             return loss, (moments, {"qf_loss": loss / 2, "qf_values": q_values.mean()})
 
-        return descend("q_networks", qf_loss, agent)
+        return minimize(qf_loss, agent, "q_networks")
 
-    def learn_actor(agent, b_obs, key):
-        def loss(params):
-            outputs, moments = actor.apply(params | agent["actor_moments"], b_obs, True, mutable="moments")
-            (actions, log_probs), alpha = sample(*outputs, key), jnp.exp(params["params"]["log_alpha"])
-            fixed, target_entropy = jax.lax.stop_gradient, -columns[1]
-            q_values = q_networks.apply(agent["q_networks"] | agent["q_networks_moments"], b_obs, actions)
-            actor_loss = (fixed(alpha) * log_probs - q_values.min(0)).mean()
-            alpha_loss = -(alpha * (fixed(log_probs) + target_entropy)).mean()  # [sac 5]
+    def update_actor(agent, losses, obs, key):
+        """One update of the actor and the temperature."""
+
+        def actor_and_alpha_loss(params):
+            variables = params | agent["actor_moments"]
+            outputs, moments = actor.apply(variables, obs, True, mutable="moments")
+            actions, log_probs = sample(*outputs, key)
+            alpha = jnp.exp(params["params"]["log_alpha"])
+            variables = agent["q_networks"] | agent["q_networks_moments"]
+            q_values = q_networks.apply(variables, obs, actions).min(0)
+            actor_loss = (stop_gradient(alpha) * log_probs - q_values).mean()
+            alpha_loss = -(alpha * (stop_gradient(log_probs) + target_entropy)).mean()
             losses = {"actor_loss": actor_loss, "alpha": alpha, "alpha_loss": alpha_loss}
             return actor_loss + alpha_loss, (moments, losses)
 
-        return descend("actor", loss, agent)
+        agent, actor_losses = minimize(actor_and_alpha_loss, agent, "actor")
+        return agent, losses | actor_losses
+
+    def skip(agent, losses, obs, key):
+        return agent, losses
 
     @partial(jax.jit, donate_argnums=0)
-    def learn(run, buffer, first_update):
-        """All the updates of one step of the environments."""
+    def learn(agent, losses, buffer, first_update):
+        """The updates after one step of all environments."""
 
-        def update(run, number):
-            agent, losses = run
-            batch_key, next_key, actor_key = jax.random.split(jax.random.fold_in(learn_key, number), 3)
-            batch = draw(buffer, batch_key)
-            agent, q_losses = learn_q(agent, batch, next_key)
+        def update(state, number):
+            agent, losses = state
+            keys = jax.random.split(jax.random.fold_in(learn_key, number), 3)
+            batch_key, next_key, actor_key = keys
+            b = sample_batch(buffer, batch_key)
+            agent, q_losses = update_q_networks(agent, b, next_key)
+            losses = losses | q_losses
+            is_due = number % args.policy_frequency == 0  # [td3 2]
+            inputs = agent, losses, b["obs"], actor_key
+            return jax.lax.cond(is_due, update_actor, skip, *inputs), None
 
-            def learn_policy(agent, losses):
-                agent, actor_losses = learn_actor(agent, batch[0], actor_key)
-                return agent, losses | actor_losses
+        numbers = first_update + jnp.arange(num_updates)
+        (agent, losses), _ = jax.lax.scan(update, (agent, losses), numbers)
+        return agent, losses
 
-            is_due, keep = number % args.policy_frequency == 0, lambda agent, losses: (agent, losses)  # [td3 2]
-            return jax.lax.cond(is_due, learn_policy, keep, agent, losses | q_losses), None
+    return init, act, remember, learn
 
-        return jax.lax.scan(update, run, first_update + jnp.arange(args.num_envs * args.utd))[0]
 
-    # open the logs
-    git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True, text=True)
-    about = {
-        "file": Path(__file__).name,
-        "args": asdict(args),
-        "tags": list(filter(None, os.environ.get("WANDB_TAGS", "").split(","))),
-        "start_time": start_time,
-        "commit": git.stdout.strip(),
-        "device": jax.devices()[0].device_kind if jax.default_backend() == "gpu" else platform.machine(),
-        "python": platform.python_version(),
-        "packages": {d.name: d.version for d in distributions()},
-    }
+# -- the same in every JAX file: flags, errors, run folder, checkpoints ----------------------------
+
+
+FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
+
+
+def require(condition, message):
+    if not condition:
+        raise ValueError(message)
+
+
+def require_positive(args, *names):
+    for name in names:
+        require(getattr(args, name) > 0, f"{name} must be positive, not {getattr(args, name)}")
+
+
+def require_fraction(args, *names):
+    for name in names:
+        value = getattr(args, name)
+        require(0 <= value <= 1, f"{name} must be between 0 and 1, not {value}")
+
+
+def require_memory(num_bytes):
+    free = psutil.virtual_memory().available
+    require(num_bytes < free, f"{num_bytes / 1e9:.1f} GB of memory needed, {free / 1e9:.1f} free")
+
+
+def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
+    """An episode's last observation must be its own, and videos need frames."""
+    require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
+    if args.capture_video:
+        has_frames = "rgb_array" in envs.metadata.get("render_modes", ())
+        require(has_frames, "no rgb_array rendering for --capture-video")
+        envs.reset()
+        envs.render()  # MuJoCo needs OpenGL, which a server may not have
+
+
+@contextmanager
+def explain(attempt):
+    """Report an error inside as one line; CLEANRL_TRACEBACK=1 shows where it comes from."""
     try:
+        yield
+    except Exception as error:
+        if os.environ.get("CLEANRL_TRACEBACK"):
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise SystemExit(f"cannot {attempt}: {reason[:500]}") from None
+
+
+def parse_args():
+    """The flags of the command line, or with --resume those of the interrupted run."""
+    args = tyro.cli(Args)
+    if args.resume:
+        with explain(f"resume {args.resume}"):
+            args = load_args(args.resume)
+    with explain("run with these flags"):
+        for name, value in vars(args).items():
+            require(not isinstance(value, float) or math.isfinite(value), f"{name} is {value}")
+        require(0 <= args.seed < 2**32, "seed must be between 0 and 2**32 - 1")
+        args.check()
+    return args
+
+
+def load_args(folder):
+    """The flags of a run; only a larger --total-timesteps may be passed beside --resume."""
+    from pydantic import TypeAdapter
+
+    run = json.loads(Path(folder, "run.json").read_text())
+    require(run["file"] == Path(__file__).name, f"it is a run of {run['file']}")
+    if run.get("sha256", FILE_HASH) != FILE_HASH:
+        print(f"warning: {run['file']} has changed since this run started", file=sys.stderr)
+    recorded = TypeAdapter(Args).validate_python(run["args"] | {"resume": folder})
+    args = tyro.cli(Args, default=recorded)
+    changed = [name for name, value in vars(args).items() if value != getattr(recorded, name)]
+    require(set(changed) <= {"total_timesteps"}, f"do not pass {', '.join(changed)} with --resume")
+    require(args.total_timesteps >= recorded.total_timesteps, "total_timesteps can only grow")
+    return args
+
+
+def seed_everything(args):
+    random.seed(args.seed)
+    np.random.seed(args.seed)
+    return jax.random.PRNGKey(args.seed)
+
+
+def make_run_folder(args):
+    """runs/{env_id}__{exp_name}__{seed}__{unix time}, at a second that no other run has taken."""
+    for second in itertools.count(int(time.time())):
+        name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
+        folder = Path("runs", re.sub(r"[/\\:]", "-", name))
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            continue
+
+
+def lock_run_folder(folder):
+    """Refuse a folder that another process is writing to."""
+    lock = FileLock(folder / "lock", timeout=0, is_singleton=True)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ValueError(f"process {(folder / 'pid').read_text()} is writing to it") from None
+    atexit.register(lock.release)
+    (folder / "pid").write_text(str(os.getpid()))
+
+
+def open_run(args, device, global_step, **more):
+    """The run folder, with the flags and versions in run.json, and the writer of its curves."""
+    folder = Path(args.resume or "runs")
+    with explain(f"log to {folder}"):
         if args.track:
             import wandb
 
-            names = dict(project=args.wandb_project_name, entity=args.wandb_entity, name=run_folder.name, id=run_folder.name)
-            wandb.init(**names, config=asdict(args), resume="allow", sync_tensorboard=True, save_code=True)
-        if resume is None:  # the folder appears with run.json in it, or not at all
-            assert not run_folder.exists(), "there is such a run already"
-            os.makedirs(f"{run_folder}.tmp")
-            Path(f"{run_folder}.tmp", "run.json").write_text(json.dumps(about, indent=2))
-            os.rename(f"{run_folder}.tmp", run_folder)
-    except Exception as error:
-        raise SystemExit(f"cannot log to {run_folder}: {type(error).__name__}: {error}".splitlines()[0]) from None
-    print(f"run folder: {run_folder}")
-    writer = event_file_writer.EventFileWriter(str(run_folder))
-    start = SessionLog(status=SessionLog.START)  # hides what was logged after the checkpoint
-    writer.add_event(Event(wall_time=time.time(), step=global_step + 1, session_log=start))
+            wandb.login()  # a missing login is told before anything is written
+        if args.resume:
+            lock_run_folder(folder)
+            run = json.loads((folder / "run.json").read_text())
+        else:
+            describe = ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=40"]
+            here = Path(__file__).parent
+            git = subprocess.run(describe, cwd=here, capture_output=True, text=True)
+            run = {
+                "file": Path(__file__).name,
+                "sha256": FILE_HASH,
+                "tags": [tag for tag in os.environ.get("WANDB_TAGS", "").split(",") if tag],
+                "start_time": time.time(),
+                "commit": git.stdout.strip().removesuffix("-dirty"),
+                "dirty": git.stdout.strip().endswith("-dirty"),
+                "device": device.device_kind,
+                "python": platform.python_version(),
+                "packages": {package.name: package.version for package in distributions()},
+            } | more
+            folder = make_run_folder(args)
+            lock_run_folder(folder)
+            shutil.copy(__file__, folder)  # the exact code of this run
+        run["args"] = asdict(args) | {"resume": None}
+        (folder / "run.tmp").write_text(json.dumps(run, indent=2, default=str))
+        os.replace(folder / "run.tmp", folder / "run.json")
+        tracker = None
+        if args.track:
+            project = dict(project=args.wandb_project_name, entity=args.wandb_entity)
+            names = dict(id=folder.name, name=folder.name, resume="allow")
+            tracker = wandb.init(**project, **names, config=asdict(args), reinit="create_new")
+            atexit.register(tracker.finish)
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
+    print(f"run folder: {folder}")
+    print(f"device: {device.device_kind}", flush=True)
+    return folder, Writer(folder, tracker, global_step)
 
-    def log(step, scalars):  # one event for all of them
-        values = [Summary.Value(tag=name, simple_value=float(scalar)) for name, scalar in scalars.items()]
-        writer.add_event(Event(wall_time=time.time(), step=int(step), summary=Summary(value=values)))
 
-    videos, logged_videos = run_folder / "videos", set(run_folder.glob("videos/*.mp4"))
+class Writer:
+    """The curves of one run: TensorBoard events, and Weights & Biases with --track."""
+
+    def __init__(self, folder, tracker, global_step):
+        name = f"events.out.tfevents.{time.time():.6f}.{platform.node()}"
+        self.records = RecordWriter((folder / name).open("ab", buffering=0))
+        self.tracker = tracker
+        self.logged_videos = set(folder.glob("videos/*.mp4"))
+        self.add_event(file_version="brain.Event:2")
+        start = SessionLog(status=SessionLog.START)
+        self.add_event(step=global_step + 1, session_log=start)  # hides what a resume repeats
+
+    def add_event(self, **event):
+        self.records.write(Event(wall_time=time.time(), **event).SerializeToString())
+
+    def add_scalars(self, step, scalars):
+        values = [Summary.Value(tag=name, simple_value=float(x)) for name, x in scalars.items()]
+        self.add_event(step=int(step), summary=Summary(value=values))
+        if self.tracker:
+            self.tracker.log(
+                {name: float(x) for name, x in scalars.items()} | {"global_step": step}
+            )
+
+    def add_videos(self, folder, step):
+        """Upload the videos that Weights & Biases does not have yet."""
+        import wandb
+
+        for path in sorted(set(folder.glob("videos/*.mp4")) - self.logged_videos):
+            self.tracker.log({"videos": wandb.Video(str(path)), "global_step": step})
+            self.logged_videos.add(path)
+
+    def close(self):
+        self.records.close()
+
+
+def interrupt(number, frame):
+    """The first signal lets the loop save a checkpoint and stop, the second ends the program."""
+    interrupted.set()
+    signal.signal(number, signal.SIG_DFL)
+
+
+def check_finite(args, step, **values):
+    """End the run at the first NaN or infinity, before a checkpoint holds what became of it."""
+    for name, value in values.items():
+        finite = np.isfinite(value)
+        if not finite.all():
+            bad = np.asarray(value)[~finite][0]
+            raise SystemExit(f"{name} of {args.env_id} at step {step}: {bad}")
+
+
+class RecordVideo(gym.wrappers.vector.RecordVideo):
+    """Episodes of the first environment, 1,000 frames at most: they are kept in memory."""
+
+    def __init__(self, envs, folder, global_step):
+        prefix = f"step-{global_step}"
+        super().__init__(envs, f"{folder}/videos", name_prefix=prefix, record_first_only=True)
+
+    def _capture_frame(self):
+        super()._capture_frame()
+        if len(self.recorded_frames) >= 1000:
+            self.stop_recording()
+
+
+def save_checkpoint(folder, args, state, global_step):
+    """Write aside, then rename: the checkpoint is always whole. Stops the run if interrupted."""
+    settings = asdict(args) | {"resume": None}
+    checkpoint = {"global_step": global_step} | to_state_dict(jax.device_get(state))
+    checkpoint["args"] = json.loads(json.dumps(settings, default=str))
+    path = folder / "checkpoint.tmp"
+    with explain(f"save step {global_step} ({shutil.disk_usage(folder).free / 1e9:.1f} GB free)"):
+        require_finite_weights(checkpoint)
+        try:
+            path.write_bytes(msgpack_serialize(checkpoint))
+            os.replace(path, folder / "checkpoint.msgpack")
+        finally:
+            path.unlink(missing_ok=True)
+    if interrupted.is_set():
+        raise SystemExit(f"interrupted at step {global_step}, continue with --resume {folder}")
+
+
+def require_finite_weights(checkpoint):
+    for path, value in jax.tree.leaves_with_path(checkpoint.get("agent", {})):
+        is_float = np.issubdtype(np.asarray(value).dtype, np.floating)
+        finite = not is_float or np.isfinite(value).all()
+        require(finite, f"agent{jax.tree_util.keystr(path)} is not finite")
+
+
+def restore_checkpoint(args, state):
+    """The state of the last checkpoint and its step; the given state and 0 if there is none yet."""
+    path = Path(args.resume or "", "checkpoint.msgpack")
+    if not args.resume or not path.exists():
+        return state, 0
+    with explain(f"resume {args.resume}"):
+        try:
+            checkpoint = msgpack_restore(path.read_bytes())
+        except Exception:
+            raise ValueError("checkpoint.msgpack is damaged") from None
+        require_finite_weights(checkpoint)
+        restored = from_state_dict(state, {name: checkpoint[name] for name in state})
+        shapes = jax.tree.map(lambda x: (np.shape(x), np.asarray(x).dtype), [state, restored])
+        require(shapes[0] == shapes[1], "its checkpoint has arrays of other shapes")
+        return jax.tree.map(jnp.array, restored), int(checkpoint["global_step"])
+
+
+# -- the algorithm ---------------------------------------------------------------------------------
+
+
+if __name__ == "__main__":
+    args = parse_args()
+    with explain(f"train on {args.env_id}"):
+        envs = make_envs(args, args.num_envs, "rgb_array" if args.capture_video else None)
+        obs_space, action_space = envs.single_observation_space, envs.single_action_space
+        require(isinstance(obs_space, gym.spaces.Box), "Box observations are needed")
+        is_bounded = isinstance(action_space, gym.spaces.Box) and action_space.is_bounded()
+        require(is_bounded, "bounded Box actions are needed")
+        require_envs(args, envs)
+
+    key = seed_everything(args)
+    device = jax.devices()[0] if args.cuda else jax.devices("cpu")[0]
+    jax.config.update("jax_default_device", device)
+    init, act, remember, learn = make_program(args, envs, key)
+    run = init()
+    saved_names = ("agent", "buffer") if args.checkpoint_buffer else ("agent",)
+    saved = {name: run[name] for name in saved_names}
+    saved, global_step = restore_checkpoint(args, saved)
+    run |= saved
+    start_step = global_step
+    run_folder, writer = open_run(args, device, global_step)
     if args.capture_video:
-        envs = gym.wrappers.vector.RecordVideo(envs, str(videos), name_prefix=f"step-{global_step}", record_first_only=True)
+        envs = RecordVideo(envs, run_folder, global_step)
 
-    # train, from new episodes also after a resume
-    obs, _ = envs.reset(seed=int(np.random.SeedSequence((args.seed, global_step)).generate_state(1)[0]))
-    is_last = np.zeros(args.num_envs, dtype=bool)  # whether obs ends an episode
-    due = lambda every: global_step // every - (global_step - args.num_envs) // every  # noqa: E731  times in the last step
+    N = args.num_envs
+    num_iterations = args.total_timesteps // N
+    first_step = 0 if run["buffer"]["added"] else global_step  # of the transitions in the buffer
+    reset_seed = np.random.SeedSequence((args.seed, global_step)).generate_state(1)[0]
+    obs, _ = envs.reset(seed=int(reset_seed))
+    is_last = np.zeros(N, dtype=bool)  # obs ends an episode: the next step only resets
     names = ("qf_loss", "qf_values", "actor_loss", "alpha", "alpha_loss")
     losses = dict.fromkeys(names, np.float32(0))
-    first_step = 0 if int(buffer["added"]) else global_step  # at which the buffer was empty
-    loop_start, start_step = time.time(), global_step
-    progress = tqdm(initial=global_step, total=num_iterations * args.num_envs, unit="step", unit_scale=True)
-    for iteration in range(global_step // args.num_envs, num_iterations):
+    start_time = time.time()
+    progress = tqdm(initial=global_step, total=num_iterations * N, unit="step", unit_scale=True)
+
+    for iteration in range(global_step // N, num_iterations):
         # act, at random at first
         if global_step < args.learning_starts:
-            actions = 2 * np.random.default_rng((args.seed, global_step)).random((args.num_envs, columns[1]), np.float32) - 1
+            rng = np.random.default_rng((args.seed, global_step))
+            actions = 2 * rng.random((N, math.prod(action_space.shape)), np.float32) - 1
         else:
-            actions = np.asarray(act(agent["actor"] | agent["actor_moments"], obs, global_step))
+            variables = run["agent"]["actor"] | run["agent"]["actor_moments"]
+            actions = np.asarray(act(variables, obs, global_step))
         next_obs, rewards, terminated, truncated, infos = envs.step(rescale(actions, action_space))
-        global_step += args.num_envs
-        progress.update(args.num_envs)
         for i in np.flatnonzero(infos.get("_episode", ())):
-            episode = {"charts/episodic_return": infos["episode"]["r"][i], "charts/episodic_length": infos["episode"]["l"][i]}
-            log(global_step - args.num_envs + i + 1, episode)
-            progress.set_postfix(episodic_return=f"{infos['episode']['r'][i]:.1f}", refresh=False)
+            step, episode = global_step + i + 1, infos["episode"]
+            scalars = {
+                "charts/episodic_return": episode["r"][i],
+                "charts/episodic_length": episode["l"][i],
+            }
+            writer.add_scalars(step, scalars)
+            progress.set_postfix(episodic_return=f"{episode['r'][i]:.1f}", refresh=False)
+        global_step += N
+        check_finite(args, global_step, observation=next_obs, reward=rewards)
+        progress.update(N)
 
-        # remember all but the steps after an end
-        rows = np.column_stack([obs, actions, rewards, next_obs, terminated]).astype(np.float32)
-        buffer = remember(buffer, rows, ~is_last)
+        # remember all steps but those that only reset an environment
+        transitions = dict(
+            obs=obs, actions=actions, rewards=rewards, next_obs=next_obs, terminated=terminated
+        )
+        run["buffer"] = remember(run["buffer"], transitions, ~is_last)
         obs, is_last = next_obs, terminated | truncated
 
         # learn
-        is_learning = global_step - first_step >= args.learning_starts  # a buffer that was not kept fills up again first
+        is_learning = global_step - first_step >= args.learning_starts
         if is_learning:
-            agent, losses = learn((agent, losses), buffer, (global_step - args.num_envs) * args.utd)
+            first_update = (global_step - N) * args.utd
+            run["agent"], losses = learn(run["agent"], losses, run["buffer"], first_update)
 
         # log
-        if is_learning and due(100):
-            log(global_step, {"charts/SPS": int((global_step - start_step) / (time.time() - loop_start))})
-            log(global_step, {f"losses/{name}": value for name, value in losses.items()})
-
-        # checkpoint
-        if due(args.checkpoint_interval) or iteration + 1 == num_iterations:
-            checkpoint = {"agent": agent, "global_step": global_step} | ({"buffer": buffer} if args.checkpoint_buffer else {})
-            writer.flush()  # the curves reach as far as the checkpoint
-            (run_folder / "checkpoint.tmp").unlink(missing_ok=True)  # never write through a stranger's link
-            (run_folder / "checkpoint.tmp").write_bytes(msgpack_serialize(to_state_dict(jax.device_get(checkpoint))))
-            os.replace(run_folder / "checkpoint.tmp", run_folder / "checkpoint.msgpack")  # whole, or not at all
-            for video in set(videos.glob("*.mp4")) - logged_videos if args.track else ():
-                wandb.log({"videos": wandb.Video(str(video)), "global_step": global_step})
-                logged_videos.add(video)
+        if is_learning and count_due(100, global_step, N):
+            check_finite(args, global_step, **losses)
+            sps = int((global_step - start_step) / (time.time() - start_time))
+            scalars = {f"losses/{name}": loss for name, loss in losses.items()}
+            writer.add_scalars(global_step, {"charts/SPS": sps} | scalars)
+        is_due = count_due(args.checkpoint_interval, global_step, N)
+        if is_due or iteration + 1 == num_iterations or interrupted.is_set():
+            if args.track:
+                writer.add_videos(run_folder, global_step)
+            saved = {name: run[name] for name in saved_names}
+            save_checkpoint(run_folder, args, saved, global_step)
 
     progress.close()
     envs.close()

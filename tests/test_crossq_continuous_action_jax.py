@@ -1,5 +1,5 @@
-"""cleanrl/crossq_continuous_action_jax.py. test_crossq_N guards detail N of docs/rl-algorithms/crossq.md, and test_sac_N and
-test_ddpg_N those of sac.md and ddpg.md."""
+"""cleanrl/crossq_continuous_action_jax.py. test_crossq_N guards detail N of
+docs/rl-algorithms/crossq.md, test_sac_N and test_ddpg_N those of sac.md and ddpg.md."""
 
 import jax
 import jax.numpy as jnp
@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from tests.harness import FILES, only_run, same, scalars, train
-from tests.test_ddpg_continuous_action_jax import (  # noqa: F401  the imported tests run here on this file
+from tests.harness import only_run, same, scalars, train
+from tests.test_ddpg_continuous_action_jax import (  # noqa: F401  the imported tests run here too
     COUNTS,
+    actor_every_fifth,
+    actor_of,
     begin,
     check_actions,
     check_losses,
     check_schedule,
-    eager,
     follow,
     learn_probe,
     made_up,
@@ -24,19 +25,23 @@ from tests.test_ddpg_continuous_action_jax import (  # noqa: F401  the imported 
     test_ddpg_2_the_ring_holds_what_happened_and_every_episode_is_logged,
     test_resume_restores_everything,
     test_same_seed_same_bits,
+    update_actor,
+    update_critic,
     updates_of,
 )
 from tests.test_dqn_jax import leaves
-from tests.test_sac_continuous_action_jax import check_step, dense, doubles, entropy_losses, squash
-
-
-@pytest.fixture
-def file():
-    return FILES["crossq_continuous_action_jax"]
+from tests.test_sac_continuous_action_jax import (
+    batch_of,
+    check_step,
+    dense,
+    doubles,
+    entropy_losses,
+    squash,
+)
 
 
 def with_moments(names, count):
-    """A shaken agent whose layers have seen so many batches, with means and variances that no batch has."""
+    """A shaken agent whose layers have seen so many batches, with moments that no batch has."""
     agent, rng = shaken(names), np.random.default_rng(5)
     for name in ("actor_moments", "q_networks_moments"):
         moments = jax.tree.map(np.array, agent[name]["moments"])
@@ -49,7 +54,7 @@ def with_moments(names, count):
 
 
 def network(params, moments, x, train, layers):
-    """The two hidden layers of these names, batch renormalization included, and what becomes of the moments."""
+    """The output of the two hidden layers of these names, and what becomes of the moments."""
     after = {}
     for i in range(3):
         if i > 0:
@@ -70,10 +75,9 @@ def network(params, moments, x, train, layers):
 
 
 def policy(agent, params, obs, train):
-    hidden, moments = network(
-        params["params"], doubles(agent["actor_moments"]), obs, train, ("Dense_0", "Dense_1")
-    )
-    mean, log_std = (dense(params["params"][f"Dense_{i}"], hidden) for i in (2, 3))
+    params, moments = params["params"], doubles(agent["actor_moments"])
+    hidden, moments = network(params, moments, obs, train, ("Dense_0", "Dense_1"))
+    mean, log_std = (dense(params[f"Dense_{i}"], hidden) for i in (2, 3))
     return (mean, -5 + 3.5 * (1 + log_std.tanh())), moments
 
 
@@ -87,21 +91,20 @@ def q_values(agent, params, obs, actions, train):
 def check_moments(got, expected):
     for name, layer in got["moments"].items():
         for moment, x in layer["run"].items():
-            np.testing.assert_allclose(
-                x, expected[name][moment].detach().reshape(x.shape), rtol=1e-5, atol=1e-5
-            )
+            wanted = expected[name][moment].detach().reshape(x.shape)
+            np.testing.assert_allclose(x, wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("count", [pytest.param(99_999, marks=pytest.mark.slow), 100_000])
 def test_crossq_1_crossq_2_crossq_3_the_update_of_the_q_networks(file, tmp_path, count):
-    """Values now and after in one joint pass, from which the moments of batches come, with the loss and its gradient; before
-    and after 100k batches, from when on it is corrected towards the moments of the run."""
+    """Values now and after in one joint pass, of which the moments are; loss and gradient.
+
+    Before and after 100k batches, from when on it is corrected by the moments of the run.
+    """
     names, key = begin(file), jax.random.key(1)
-    agent, batch = with_moments(names, count), made_up(names)
-    after, losses = eager(names["learn_q"], agent, batch, key)
-    obs, actions, rewards, next_obs, terminated = (
-        torch.tensor(np.asarray(x, float)) for x in batch
-    )
+    agent, b = with_moments(names, count), made_up(names)
+    after, losses = update_critic(names, agent, b, key)
+    obs, actions, rewards, next_obs, terminated = batch_of(b)
     params, actor = doubles(agent["q_networks"]), doubles(agent["actor"])
     next_actions, next_log_probs = squash(*policy(agent, actor, next_obs, False)[0], key)
     pairs = torch.cat([obs, next_obs]), torch.cat([actions, next_actions.detach()])
@@ -119,10 +122,10 @@ def test_crossq_1_crossq_2_crossq_3_the_update_of_the_q_networks(file, tmp_path,
 
 @pytest.mark.parametrize("count", [pytest.param(99_999, marks=pytest.mark.slow), 100_000])
 def test_crossq_2_crossq_3_the_update_of_the_actor(file, tmp_path, count):
-    """It learns in training mode, from the lower value of Q-networks that are not, and whose moments stay as they are."""
+    """It learns in training mode, from the lower value of Q-networks that are not."""
     names, key = begin(file), jax.random.key(2)
-    agent, obs = with_moments(names, count), made_up(names)[0]
-    after, losses = eager(names["learn_actor"], agent, obs, key)
+    agent, obs = with_moments(names, count), made_up(names)["obs"]
+    after, losses = update_actor(names, agent, obs, key)
     params, obs = doubles(agent["actor"]), torch.tensor(np.asarray(obs, float))
     outputs, moments = policy(agent, params, obs, True)
     actions, log_probs = squash(*outputs, key)
@@ -136,15 +139,11 @@ def test_crossq_2_crossq_3_the_update_of_the_actor(file, tmp_path, count):
 
 @pytest.mark.parametrize("value", [0.0, 50.0])
 def test_crossq_3_corrections_are_bounded(file, tmp_path, value):
-    """A batch that is far from what the run has seen, and one of next to no variance: by 5 at most, and by 3 times or 1/3."""
-    layer, x = (
-        begin(file)["BatchRenorm"](),
-        np.float32([[value], [value + 10]] if value else [[-1e-3], [1e-3]]),
-    )
-    variables = layer.init(jax.random.key(1), x, False)
-    variables = variables | {
-        "moments": {"run": {"mean": jnp.zeros(1), "var": jnp.ones(1), "count": jnp.float32(1e6)}}
-    }
+    """A batch far from those of the run, and one of almost no variance: 5 at most, and 3 or 1/3."""
+    layer = begin(file)["BatchRenorm"]()
+    x = np.float32([[value], [value + 10]] if value else [[-1e-3], [1e-3]])
+    run = {"mean": jnp.zeros(1), "var": jnp.ones(1), "count": jnp.float32(1e6)}
+    variables = layer.init(jax.random.key(1), x, False) | {"moments": {"run": run}}
     got, _ = layer.apply(variables, x, True, mutable="moments")
     scale, shift, std = (3, 5, 25**0.5) if value else (1 / 3, 0, 1e-3)
     std = (std**2 + 1e-3) ** 0.5
@@ -156,50 +155,42 @@ def test_crossq_2_acting_and_the_loaded_policy_use_the_moments_of_the_run(file, 
     """However few observations there are, and without a change of them."""
     names = begin(file)
     agent, obs = with_moments(names, 10), np.float32([[0.3]])
-    checkpoint = {"agent": jax.tree.map(np.array, agent)}
-    (mean, log_std), _ = policy(
-        agent, doubles(agent["actor"]), torch.tensor(obs.astype(float)), False
+    checkpoint, their_obs = (
+        {"agent": jax.tree.map(np.array, agent)},
+        torch.tensor(obs.astype(float)),
     )
+    (mean, log_std), _ = policy(agent, doubles(agent["actor"]), their_obs, False)
     low, high = names["action_space"].low, names["action_space"].high
     expected = low + (high - low) * (1 + mean.tanh().detach().numpy().reshape(2, 2)) / 2
     got = names["load_policy"](checkpoint, names["envs"])(obs, None)
-    np.testing.assert_allclose(
-        (got[0] - low) / (high - low), (expected - low) / (high - low), atol=1e-5
-    )
+    shares = [(x - low) / (high - low) for x in (got[0], expected)]
+    np.testing.assert_allclose(*shares, atol=1e-5)
     noise = jax.random.normal(jax.random.fold_in(names["act_key"], 7), (1, 4))
     drawn = torch.tanh(mean + log_std.exp() * torch.tensor(np.asarray(noise, float))).detach()
-    np.testing.assert_allclose(
-        names["act"](agent["actor"] | agent["actor_moments"], obs, 7), drawn, atol=1e-5
-    )
+    np.testing.assert_allclose(names["act"](actor_of(agent), obs, 7), drawn, atol=1e-5)
     assert same(leaves(checkpoint["agent"]), leaves(agent))
 
 
 @pytest.mark.slow
 def test_ddpg_5_updates_are_counted_in_environment_steps(file, tmp_path):
-    """Six for each step of two environments; one in five is also the actor's."""
+    """One in five is also the actor's."""
     names, updates = follow(file, tmp_path, *COUNTS, "--policy-frequency", 5)
-    turns = lambda step: [
-        x for n in range(3) for x in ("q", *["actor"] * ((3 * step + n) % 5 == 0))
-    ]  # noqa: E731
-    check_schedule(updates, 2, 99, 102, turns)
-    assert check_actions(names, updates, lambda agent: agent["actor"] | agent["actor_moments"]) == (
-        100,
-        1,
-    )
-    assert [updates_of(names["agent"], name) for name in ("q_networks", "actor")] == [12, 3]
+    agent = names["run"]["agent"]
+    check_schedule(updates, 2, 99, 102, actor_every_fifth)
+    assert check_actions(names, updates) == (100, 1)
+    assert [updates_of(agent, name) for name in ("q_networks", "actor")] == [12, 3]
     for name, count in {"q_networks_moments": 12, "actor_moments": 3}.items():
-        layers = names["agent"][name]["moments"].values()
+        layers = agent[name]["moments"].values()
         assert len(layers) == 3 and all((layer["run"]["count"] == count).all() for layer in layers)
     check_losses(file, tmp_path, updates, 100)
 
 
 @pytest.mark.slow
 def test_values_of_probes(file, tmp_path):
-    """Of the actions -0.5 and 0.5; and load_policy takes the right ones in fresh environments (-0.2 with seed 2)."""
-    flags = ("--q-width", 64, "--policy-frequency", 1, "--utd", 3)
-    learned, returns = learn_probe(
-        file, tmp_path, "Probe/ContinuousTargetFromObs-v0", 3, [-1, 1], *flags
-    )
+    """Of the actions -0.5 and 0.5; load_policy takes the right ones (-0.2 with seed 2)."""
+    flags = ("--q-width", 64, "--policy-frequency", 1, "--utd", 3, "--total-timesteps", 600)
+    env_id = "Probe/ContinuousTargetFromObs-v0"
+    learned, returns = learn_probe(file, tmp_path, env_id, 3, [-1, 1], *flags)
     np.testing.assert_allclose(learned, [[0, -1, -1, 0]] * 2, atol=0.25)
     assert np.mean(returns) > -0.3
 
@@ -208,20 +199,7 @@ def test_values_of_probes(file, tmp_path):
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_learns_pendulum(file, tmp_path, seed):
     """-187 with seed 1."""
-    flags = (
-        "--env-id",
-        "Pendulum-v1",
-        "--gamma",
-        0.95,
-        "--learning-starts",
-        300,
-        "--q-width",
-        256,
-        "--seed",
-        seed,
-    )
-    train(file, tmp_path, *flags, "--total-timesteps", 4000)
-    assert (
-        np.mean([value for _, value in scalars(only_run(tmp_path))["charts/episodic_return"]][-10:])
-        >= -250
-    )
+    flags = "--env-id Pendulum-v1 --gamma 0.95 --learning-starts 300 --q-width 256".split()
+    train(file, tmp_path, *flags, "--total-timesteps", 4000, "--seed", seed)
+    returns = [value for _, value in scalars(only_run(tmp_path))["charts/episodic_return"]]
+    assert np.mean(returns[-10:]) >= -250
