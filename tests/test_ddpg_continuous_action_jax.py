@@ -522,6 +522,10 @@ def check_losses(file, folder, updates, step):
 COUNTS = "--num-envs 2 --utd 3 --learning-starts 99 --total-timesteps 102".split()
 
 
+def always(number):
+    return True
+
+
 def every_fifth(number):
     return number % 5 == 0
 
