@@ -546,6 +546,7 @@ if __name__ == "__main__":
     key = seed_everything(args)
     jax.config.update("jax_platforms", None if args.cuda else "cpu")
     device = jax.devices()[0]
+    jax.config.update("jax_default_matmul_precision", "highest")  # acting and learning agree
     init, act, learn, update_target = make_program(args, envs)
     agent = init(key)
     buffer = ReplayBuffer(args.buffer_size, envs)

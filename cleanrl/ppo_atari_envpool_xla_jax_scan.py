@@ -664,6 +664,7 @@ if __name__ == "__main__":
     key = seed_everything(args)
     jax.config.update("jax_platforms", None if args.cuda else "cpu")
     device = jax.devices()[0]
+    jax.config.update("jax_default_matmul_precision", "highest")  # acting and learning agree
     init, iterate = make_program(args, Agent(int(action_space.n)))
     init = jax.jit(init, compiler_options={"xla_backend_optimization_level": 0})  # compiles quickly
     agent = init(key, np.zeros((1, *obs_space.shape), dtype=np.uint8))
