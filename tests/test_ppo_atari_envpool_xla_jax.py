@@ -54,6 +54,17 @@ class Tiny(nn.Module):
         return nn.log_softmax(nn.Dense(self.num_actions)(hidden)), nn.Dense(1)(hidden).squeeze(-1)
 
 
+class Masked(nn.Module):
+    """The same, but its first action is ruled out."""
+
+    num_actions: int
+
+    @nn.compact
+    def __call__(self, obs):
+        log_probs, values = Tiny(self.num_actions)(obs)
+        return nn.log_softmax(log_probs.at[:, 0].set(-jnp.inf)), values
+
+
 def parse(file, *flags):
     names = runpy.run_path(str(file))
     with mock.patch.object(sys, "argv", [str(file), *map(str, flags)]):
@@ -66,12 +77,12 @@ def world_of(handle, obs):
     return dict(handle=handle, obs=obs, is_last=no, scores=no.astype(np.float32))
 
 
-def begin(file, *flags, tiny=True):
+def begin(file, *flags, network=Tiny):
     """The arguments, the pool, an agent and a world at the start, and a compiled iteration."""
     names, args = parse(file, *flags)
     pool = harness.make_pool(args.env_id, num_envs=args.num_envs, seed=5)
     (obs, _), (handle, _, _, step) = pool.reset(), pool.xla()
-    init, iterate = names["make_program"](args, (Tiny if tiny else names["Agent"])(2))
+    init, iterate = names["make_program"](args, (network or names["Agent"])(2))
     agent = compiled_quickly(lambda: jax.device_get(jax.jit(init)(jax.random.key(args.seed), obs)))
     program = jax.jit(functools.partial(iterate, step))
 
@@ -240,7 +251,8 @@ WATCHED = (
 @functools.cache
 def watch(file, *flags, tiny=True):
     """Arguments, pool, the states before, between and after two iterations, and their logs."""
-    args, pool, agent, world, program = begin(file, *WATCHED, *flags, tiny=tiny)
+    network = Tiny if tiny else None
+    args, pool, agent, world, program = begin(file, *WATCHED, *flags, network=network)
     states, logs = [(agent, world)], []
     for iteration in range(2):
         agent, world, log = program(agent, world, iteration)
@@ -300,6 +312,16 @@ def test_xla_5_a_policy_that_moved_too_far_learns_no_more(file, tmp_path):
     assert 0 < min(did["epochs"] for did in done) < 3, "it must have stopped"
     never, without = (leaves(watch(file, *flags)[3][1][0]) for flags in (("--target-kl", 1e9), ()))
     np.testing.assert_allclose(never, without, rtol=1e-4, atol=1e-6)
+
+
+@mostly_scan
+def test_actions_that_are_ruled_out_leave_all_finite(file, tmp_path):
+    """Their log-probability is -inf; of three actions, the two others are taken."""
+    _, pool, agent, world, program = begin(file, *WATCHED, network=lambda n: Masked(n + 1))
+    agent, _, (metrics, _) = program(agent, world, 0)
+    assert {int(action) for answer in pool.answers for action in answer[4]["actions"]} == {1, 2}
+    assert all(np.isfinite(x).all() for x in leaves([agent, metrics]))
+    assert metrics["losses/entropy"] > 0.1
 
 
 def test_xla_2_loops_and_scans_come_to_the_same(file, tmp_path):
