@@ -198,7 +198,7 @@ class TensorEnvs(gym.vector.VectorEnv):
         obs_shape = getattr(groups.get(self.group), "shape", None) or ()
         self.single_observation_space = gym.spaces.Box(-np.inf, np.inf, obs_shape)
         self.single_action_space = env.single_action_space
-        if isinstance(env.single_action_space, gym.spaces.Box):
+        if hasattr(env.single_action_space, "low"):  # mjlab has a Box of its own
             shape = env.single_action_space.shape
             low = np.broadcast_to(np.float32(env.single_action_space.low), shape)
             high = np.broadcast_to(np.float32(env.single_action_space.high), shape)
