@@ -586,7 +586,9 @@ if __name__ == "__main__":
 
     N = args.num_envs
     num_iterations = args.total_timesteps // N
-    first_step = 0 if run["buffer"]["added"] else global_step  # of the transitions in the buffer
+    learning_start = args.learning_starts
+    if not run["buffer"]["added"]:  # a run that is resumed without its buffer starts with a new one
+        learning_start += global_step
     reset_seed = np.random.SeedSequence((args.seed, global_step)).generate_state(1)[0]
     obs, _ = envs.reset(seed=int(reset_seed))
     is_last = np.zeros(N, dtype=bool)  # obs ends an episode: the next step only resets
@@ -595,7 +597,7 @@ if __name__ == "__main__":
 
     for iteration in range(global_step // N, num_iterations):
         # act, at random at first
-        if global_step < args.learning_starts:
+        if global_step < learning_start:
             rng = np.random.default_rng((args.seed, global_step))
             actions = 2 * rng.random((N, math.prod(action_space.shape)), np.float32) - 1
         else:
@@ -621,7 +623,7 @@ if __name__ == "__main__":
         obs, is_last = next_obs, terminated | truncated
 
         # learn
-        is_learning = global_step - first_step >= args.learning_starts
+        is_learning = global_step >= learning_start
         if is_learning:
             first_update = (global_step - N) * args.utd
             run["agent"], losses = learn(run["agent"], run["buffer"], first_update)

@@ -273,6 +273,40 @@ def test_ddpg_3_noise_that_is_clipped(file, tmp_path):
     assert actions.max() == 1 and actions.min() == -1
 
 
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("resumed", [16, 40])
+def test_ddpg_3_a_resumed_run_acts_at_random_until_it_learns(
+    file, tmp_path, monkeypatch, resumed, kept
+):
+    """Before learning starts, and again where the buffer was not kept."""
+    acted, learned, real = [], [], jax.jit
+
+    def jit(function, **flags):
+        compiled, names = real(function, **flags), function.__globals__
+
+        def act(*inputs):
+            acted.append(names["global_step"])
+            return compiled(*inputs)
+
+        def learn(agent, *inputs):
+            learned.append(names["global_step"])
+            return agent, {}
+
+        return {"act": act, "learn": learn}.get(function.__name__, compiled)
+
+    monkeypatch.setattr("jax.jit", jit)
+    flags = f"--num-envs 2 --learning-starts 20 --total-timesteps {resumed}".split()
+    flags = (*SMALL, *tiny(file), *flags)
+    flags = (*flags, "--checkpoint-buffer" if kept else "--no-checkpoint-buffer")
+    train(file, tmp_path, "--env-id", probe(file, "ConstantValue"), *flags)
+    acted.clear()
+    learned.clear()
+    train(file, tmp_path, "--resume", only_run(tmp_path), "--total-timesteps", 70)
+    start = 20 if kept else resumed + 20
+    assert acted == list(range(max(start, resumed), 70, 2))
+    assert learned == list(range(max(start, resumed + 2), 71, 2))
+
+
 # learning: as the twin does
 
 

@@ -24,6 +24,7 @@ from tests.test_ddpg_continuous_action_jax import (  # noqa: F401  the imported 
     test_ddpg_2_a_ring_with_the_last_transitions,
     test_ddpg_2_every_transition_is_as_likely,
     test_ddpg_2_the_ring_holds_what_happened_and_every_episode_is_logged,
+    test_ddpg_3_a_resumed_run_acts_at_random_until_it_learns,
     test_ddpg_3_noise_that_is_clipped,
     test_resume_restores_everything,
     test_same_seed_same_bits,
