@@ -317,6 +317,8 @@ class ReplayBuffer(nn.Module):
 
     def sample(self, batch_size, beta, device):
         """Rows, and the n steps from each, or those to the end of the episode [rainbow 3]."""
+        if self.tree.nodes[0] == 0:
+            raise SystemExit("no transition to learn from: increase --learning-starts")
         rows = self.tree.draw(batch_size)
         priorities = self.tree.get(rows)
         weights = (priorities.min() / priorities) ** beta  # the largest is 1 [rainbow 5]
@@ -415,8 +417,11 @@ def require_memory(num_bytes):
 def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
     """An episode's last observation must be its own, and videos need frames."""
     require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
-    has_frames = "rgb_array" in envs.metadata.get("render_modes", ())
-    require(has_frames or not args.capture_video, "no rgb_array rendering for --capture-video")
+    if args.capture_video:
+        has_frames = "rgb_array" in envs.metadata.get("render_modes", ())
+        require(has_frames, "no rgb_array rendering for --capture-video")
+        envs.reset()
+        envs.render()  # MuJoCo needs OpenGL, which a server may not have
 
 
 @contextmanager

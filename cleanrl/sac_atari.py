@@ -216,15 +216,21 @@ class ReplayBuffer(nn.Module):
     def num_added(self):
         return int(self.columns["added"][0])
 
+    def transitions(self, rows):
+        """Those of the rows that are followed by a row of the same episode."""
+        return rows[~self.columns["is_first"][(rows + self.num_envs) % self.size]]
+
     def sample(self, batch_size, device):
         """Uniformly drawn transitions [dqn 2]; a step before the start of an episode is none."""
-        rows = np.zeros(0, int)
         oldest = max(0, self.num_added - self.size + 3 * self.num_envs)  # with its whole stack
         newest = self.num_added - self.num_envs  # without its next observation yet
-        while len(rows) < batch_size:
-            drawn = torch.randint(oldest, newest, (2 * batch_size,)).numpy() % self.size
-            is_transition = ~self.columns["is_first"][(drawn + self.num_envs) % self.size]
-            rows = np.append(rows, drawn[is_transition])
+        rows = torch.randint(oldest, newest, (2 * batch_size,)).numpy() % self.size
+        rows = self.transitions(rows)
+        if len(rows) < batch_size:  # by chance, or because there are few
+            rows = self.transitions(np.arange(oldest, newest) % self.size)
+            if len(rows) == 0:
+                raise SystemExit("no transition to learn from: increase --learning-starts")
+            rows = rows[torch.randint(len(rows), (batch_size,)).numpy()]
         rows = rows[:batch_size]
         window = rows[:, None] + self.num_envs * np.arange(-3, 2)  # the stack and the next frame
         stacks = self.columns["frames"][window % self.size]

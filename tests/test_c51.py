@@ -19,6 +19,7 @@ from tests.test_dqn import (  # noqa: F401  the imported tests run here on this 
     SMALL,
     batch,
     test_actions_of_probes,
+    test_dqn_2_few_transitions,
     test_dqn_2_only_what_happened_is_learned_from,
     test_dqn_3_other_actions_are_the_networks_best,
     test_dqn_5_updates_are_counted_in_environment_steps,

@@ -11,6 +11,7 @@ from tests.test_dqn_atari import (  # noqa: F401
     test_atari_6_rewards_are_clipped_to_their_sign_for_learning_only,
     test_atari_8_the_nature_cnn,
     test_atari_9_pixels_are_scaled_to_0_and_1,
+    test_dqn_2_few_transitions,
     test_dqn_3_other_actions_are_the_networks_best,
     test_dqn_6_the_target_network_is_a_frozen_copy,
     test_frames_2_stacks_are_rebuilt,

@@ -152,6 +152,16 @@ def replay_of(names, size, num_envs, shape):
     return names["ReplayBuffer"](size, envs)
 
 
+def fill(replay, steps):
+    """Add steps to a replay buffer; one of images keeps the newest of each stack."""
+    for step in steps:
+        if "frames" in replay.columns:
+            obs = step["obs"]
+            step = {"frames": obs[:, -1], "is_shown": obs.any((2, 3))} | step
+            del step["obs"]
+        replay.add(**step)
+
+
 SHAPES = {
     "num_envs": st.integers(1, 4),
     "rows": st.integers(4, 12),
@@ -175,8 +185,7 @@ def test_dqn_1_a_ring_with_the_last_steps(file, tmp_path):
         steps, happened = made_up_steps(rng, num_envs, max(2, int(turns * rows)), new, new)
         size = num_envs * rows + more % num_envs  # what does not fill a row is left out
         replay = replay_of(names, size, num_envs, (2, 1))
-        for step in steps:
-            replay.add(**step)
+        fill(replay, steps)
         kept = range(max(0, len(steps) - rows) * num_envs, (len(steps) - 1) * num_envs)
         expected = {number for number in kept if number in happened}
         if not expected:
@@ -200,11 +209,43 @@ def test_dqn_2_every_transition_is_as_likely(file, tmp_path):
     rng, num_envs, rows = random.Random(1), 3, 30
     steps, happened = made_up_steps(rng, num_envs, 80, lambda: [0.0], lambda obs: [0.0])
     replay = replay_of(runpy.run_path(str(file)), num_envs * rows, num_envs, (1,))
-    for step in steps:
-        replay.add(**step)
+    fill(replay, steps)
     expected = [number for number in range(50 * num_envs, 79 * num_envs) if number in happened]
     torch.manual_seed(1)
     assert drawn_evenly([replay.sample(128, CPU)["rewards"] for _ in range(500)], expected)
+
+
+@pytest.mark.parametrize("every", [3, 150, None])
+def test_dqn_2_few_transitions(file, tmp_path, monkeypatch, every):
+    """Some of 200 steps, one, or none: they are found with two draws, and none is an error."""
+    calls, randint = [], torch.randint
+
+    def count_calls(*args):
+        calls.append(args)
+        assert len(calls) < 5, "it draws without end"
+        return randint(*args)
+
+    monkeypatch.setattr(torch, "randint", count_calls)
+    torch.manual_seed(1)
+    shape = (4, 2, 2) if "_atari" in file.stem else (1,)
+    replay = replay_of(runpy.run_path(str(file)), 300, 1, shape)
+    transitions = list(range(every, 199, every)) if every else []
+    for t in range(200):
+        step = dict(is_first=t - 1 not in transitions, actions=0, rewards=t, terminated=False)
+        step = {name: np.array([x]) for name, x in step.items()}
+        fill(replay, [{"obs": np.zeros((1, *shape)), **step}])
+    if not transitions:
+        with pytest.raises(SystemExit, match="no transition to learn from"):
+            replay.sample(32, CPU)
+        return
+    samples = []
+    for _ in range(500):
+        calls.clear()
+        samples.append(replay.sample(128, CPU)["rewards"])
+        assert len(calls) == 2
+    if len(transitions) > 1:
+        assert drawn_evenly(samples, transitions)
+    assert set(torch.cat(samples).tolist()) == set(transitions)
 
 
 def drawn_evenly(samples, numbers):

@@ -4,7 +4,6 @@ test_atari_N guards Atari detail N of ppo.md.
 """
 
 import gc
-import inspect
 import os
 import random
 import runpy
@@ -26,10 +25,12 @@ from tests.test_dqn import (  # noqa: F401  the imported tests run here on this 
     SMALL,
     drawn_evenly,
     few_atoms,
+    fill,
     made_up_steps,
     play,
     q_values,
     replay_of,
+    test_dqn_2_few_transitions,
     test_dqn_2_only_what_happened_is_learned_from,
     test_dqn_3_other_actions_are_the_networks_best,
     test_dqn_4_a_cut_is_bootstrapped_and_an_end_is_not,
@@ -47,6 +48,7 @@ from tests.test_ppo_atari import (  # noqa: F401  the quick ones of the environm
     MS_PACMAN,
     PONG,
     images_of,
+    test_a_life_lost_to_fire_ends_no_episode,
     test_a_new_game_is_not_a_lost_life,
     test_after_a_lost_life_the_action_does_not_count,
     test_atari_3_a_lost_life_ends_the_episode_but_not_the_game,
@@ -94,18 +96,6 @@ def small_frames(rng):
         return [*stack[1:], frame()]
 
     return start, follow
-
-
-def fill(replay, steps):
-    kinds = {parameter.kind for parameter in inspect.signature(replay.add).parameters.values()}
-    for step in steps:
-        obs = step["obs"]
-        step = {"frames": obs[:, -1], "is_shown": obs.any((2, 3))} | step
-        del step["obs"]
-        if inspect.Parameter.VAR_KEYWORD in kinds:
-            replay.add(**step)
-        else:
-            replay.add(*step.values())
 
 
 def test_frames_2_stacks_are_rebuilt(file, tmp_path):
@@ -211,6 +201,21 @@ def test_atari_9_pixels_are_scaled_to_0_and_1(file, tmp_path):
     x = torch.relu(x.reshape(5, -1) @ hidden.weight.T + hidden.bias) @ head.weight.T + head.bias
     expected = torch.log_softmax(x.reshape(5, 6, 5), -1) if "c51" in file.stem else x
     torch.testing.assert_close(network(obs), expected, atol=1e-5, rtol=0)
+
+
+def test_the_smallest_buffer(file, tmp_path):
+    """It holds a transition at each update, also where two of three steps only reset."""
+    flags = (
+        "--env-id ImageProbe/DeadlyFire-v0 --learning-starts 4 --buffer-size 8 --batch-size 4 "
+        "--train-frequency 1 --total-timesteps 40"
+    ).split()
+    updates = []
+
+    def look(names):
+        updates.append(names["global_step"])
+
+    train(file, tmp_path, *flags, on_update=look)
+    assert updates == list(range(4, 41))
 
 
 # known answers

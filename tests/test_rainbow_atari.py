@@ -528,6 +528,14 @@ def test_rainbow_4_what_has_no_priority_is_never_drawn(file, tmp_path, monkeypat
             assert (priorities[replay.tree.draw(37)] > 0).all()
 
 
+def test_rainbow_4_none_can_be_drawn(file, tmp_path):
+    """Because each step only resets, for example: that is an error in one line."""
+    replay = replay_of(file, 200)
+    fill(replay, [one_step(0, is_first=[True]) for _ in range(100)])
+    with pytest.raises(SystemExit, match="no transition to learn from"):
+        replay.sample(32, 0.5, CPU)
+
+
 def test_rainbow_4_new_rows_have_the_largest_priority_so_far(file, tmp_path):
     """A row keeps its priority until its stack is overwritten, new ones get the largest ever."""
 

@@ -27,6 +27,7 @@ from tests.test_dqn_atari import (  # noqa: F401  the imported tests run here on
     test_atari_8_the_nature_cnn,
     test_atari_9_pixels_are_scaled_to_0_and_1,
     test_dqn_2_every_transition_is_as_likely,
+    test_dqn_2_few_transitions,
     test_frames_2_stacks_are_rebuilt,
     transitions,
     watch,
