@@ -106,8 +106,8 @@ def make_envs(args, num_envs, render_mode=None):
 
 def rescale(actions, space):
     """From -1 to 1, as the networks and the replay buffer have them, to their bounds [ddpg 1]."""
-    actions = actions.reshape(-1, *space.shape)
-    scaled = space.low + (space.high - space.low) * (actions + 1) / 2
+    share = (actions.reshape(-1, *space.shape) + 1) / 2
+    scaled = space.low * (1 - share) + space.high * share  # high - low may overflow
     return scaled.clip(space.low, space.high)  # rounding may exceed them
 
 
@@ -548,9 +548,12 @@ if __name__ == "__main__":
         envs = make_envs(args, args.num_envs, "rgb_array" if args.capture_video else None)
         obs_space, action_space = envs.single_observation_space, envs.single_action_space
         require(isinstance(obs_space, gym.spaces.Box), "Box observations are needed")
-        is_bounded = isinstance(action_space, gym.spaces.Box) and action_space.is_bounded()
-        require(is_bounded, "bounded Box actions are needed")
+        is_continuous = isinstance(action_space, gym.spaces.Box) and action_space.dtype.kind == "f"
+        is_bounded = is_continuous and action_space.is_bounded()
+        require(is_bounded, "continuous and bounded Box actions are needed")
         require_envs(args, envs)
+        row_bytes = 4 * (2 * math.prod(obs_space.shape) + math.prod(action_space.shape) + 1) + 1
+        require_memory((args.buffer_size + args.batch_size) * row_bytes)
 
     key = seed_everything(args)
     device = jax.devices()[0] if args.cuda else jax.devices("cpu")[0]

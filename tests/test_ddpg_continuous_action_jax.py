@@ -26,7 +26,14 @@ from hypothesis import strategies as st
 
 from tests import harness
 from tests.harness import FILES, only_run, probe, read_checkpoint, same, scalars
-from tests.test_ddpg_continuous_action import FAST_PENDULUM, LOSSES, rates
+from tests.test_ddpg_continuous_action import (  # noqa: F401  the imported tests run here too
+    FAST_PENDULUM,
+    LOSSES,
+    rates,
+    test_a_buffer_that_does_not_fit_in_memory_is_refused,
+    test_ddpg_1_every_action_has_its_own_bounds,
+    test_integer_actions_are_refused,
+)
 from tests.test_dqn import FUZZ, drawn_evenly
 from tests.test_dqn_jax import (
     COLUMNS,
@@ -156,6 +163,20 @@ def test_ddpg_1_whoever_loads_the_policy_gets_such_actions(file, tmp_path):
     expected = [[0, 5], [10 + 0.5 * (1 + math.tanh(0.5)) / 2, -1]]
     np.testing.assert_allclose(actions, [expected] * 2, rtol=1e-6)
     assert all(names["action_space"].contains(action) for action in actions)
+
+
+@pytest.mark.parametrize("name", ["HugeActions", "ScalarActions"])
+def test_ddpg_1_bounds_as_large_as_numbers_get_and_actions_without_a_shape(file, tmp_path, name):
+    """Random actions and those of the loaded policy are in the action space; no NaN, no inf."""
+    flags = ("--env-id", f"Control/{name}-v0", *SMALL, *tiny(file), "--total-timesteps", 30)
+    names = train(file, tmp_path, *flags)
+    buffer = names["run"]["buffer"]
+    space, obs = names["action_space"], np.random.default_rng(1).standard_normal((8, 1))
+    policy = names["load_policy"](read_checkpoint(only_run(tmp_path)), names["envs"])
+    drawn = names["rescale"](np.asarray(buffer["actions"][: int(buffer["added"])]), space)
+    for actions in (drawn, policy(obs, np.zeros(8, bool))):
+        assert all(space.contains(action) for action in actions)
+        assert len(np.unique(actions)) == actions.size
 
 
 # the ring

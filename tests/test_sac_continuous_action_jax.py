@@ -27,11 +27,15 @@ from tests.test_ddpg_continuous_action_jax import (  # noqa: F401  the imported 
     learn_probe,
     made_up,
     rates,
+    test_a_buffer_that_does_not_fit_in_memory_is_refused,
+    test_ddpg_1_bounds_as_large_as_numbers_get_and_actions_without_a_shape,
+    test_ddpg_1_every_action_has_its_own_bounds,
     test_ddpg_1_whoever_loads_the_policy_gets_such_actions,
     test_ddpg_2_a_ring_with_the_last_transitions,
     test_ddpg_2_every_transition_is_as_likely,
     test_ddpg_2_the_ring_holds_what_happened_and_every_episode_is_logged,
     test_ddpg_3_a_resumed_run_acts_at_random_until_it_learns,
+    test_integer_actions_are_refused,
     test_resume_is_the_uninterrupted_run,
     test_resume_restores_everything,
     test_same_seed_same_bits,
@@ -39,7 +43,9 @@ from tests.test_ddpg_continuous_action_jax import (  # noqa: F401  the imported 
     updates_of,
 )
 from tests.test_dqn_jax import leaves
-from tests.test_td3_continuous_action_jax import test_td3_1_two_networks_are_computed_as_one  # noqa: F401
+from tests.test_td3_continuous_action_jax import (  # noqa: F401
+    test_td3_1_two_networks_are_computed_as_one,
+)
 
 # the policy
 
