@@ -608,6 +608,7 @@ if __name__ == "__main__":
     key = seed_everything(args)
     device = jax.devices()[0] if args.cuda else jax.devices("cpu")[0]
     jax.config.update("jax_default_device", device)
+    # a GPU multiplies in TF32, as in the authors' code: float32 is slow for wide Q-networks
     init, act, remember, learn = make_program(args, envs, key)
     run = init()
     saved_names = ("agent", "buffer") if args.checkpoint_buffer else ("agent",)

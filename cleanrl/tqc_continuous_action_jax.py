@@ -576,6 +576,7 @@ if __name__ == "__main__":
     key = seed_everything(args)
     device = jax.devices()[0] if args.cuda else jax.devices("cpu")[0]
     jax.config.update("jax_default_device", device)
+    jax.config.update("jax_default_matmul_precision", "float32")  # a GPU would use TF32
     init, act, remember, learn = make_program(args, envs, key)
     run = init()
     saved_names = ("agent", "buffer") if args.checkpoint_buffer else ("agent",)

@@ -443,6 +443,21 @@ def test_ddpg_4_ddpg_5_ddpg_6_updates_are_those_of_the_twin(file, tmp_path):
     assert apart < 2e-5 and moved == {*begin(file)["agent"]}
 
 
+def test_matrix_products_are_those_of_the_twin(file, tmp_path):
+    """In float32, where a GPU would multiply in TF32 by default."""
+    jax.config.update("jax_default_matmul_precision", None)
+    try:
+        flags = (*SMALL, *tiny(file), "--total-timesteps", 3)
+        names = train(file, tmp_path, "--env-id", probe(file, "ConstantValue"), *flags)
+        losses = [names["losses"]] if "losses" in names else []
+        inputs = names["run"]["agent"], *losses, names["run"]["buffer"], 0
+        program = names["learn"].lower(*inputs).as_text().splitlines()
+    finally:
+        jax.config.update("jax_default_matmul_precision", None)
+    products = [line for line in program if "dot_general" in line]
+    assert len(products) > 10 and all("HIGHEST, HIGHEST" in line for line in products)
+
+
 # learning: when, and from what
 
 

@@ -36,6 +36,7 @@ from tests.test_ddpg_continuous_action_jax import (  # noqa: F401  the imported 
     test_ddpg_2_the_ring_holds_what_happened_and_every_episode_is_logged,
     test_ddpg_3_a_resumed_run_acts_at_random_until_it_learns,
     test_integer_actions_are_refused,
+    test_matrix_products_are_those_of_the_twin,
     test_resume_is_the_uninterrupted_run,
     test_resume_restores_everything,
     test_same_seed_same_bits,

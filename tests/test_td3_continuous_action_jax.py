@@ -30,6 +30,7 @@ from tests.test_ddpg_continuous_action_jax import (  # noqa: F401  the imported 
     test_ddpg_3_a_resumed_run_acts_at_random_until_it_learns,
     test_ddpg_3_noise_that_is_clipped,
     test_integer_actions_are_refused,
+    test_matrix_products_are_those_of_the_twin,
     test_resume_restores_everything,
     test_same_seed_same_bits,
     updates_of,
