@@ -503,8 +503,8 @@ if __name__ == "__main__":
     actor = Actor(envs).to(device).eval()
     q_networks = QNetworks(envs).to(device)
     target_q_networks = copy.deepcopy(q_networks).requires_grad_(False).eval()
-    initial_alpha = torch.tensor(1.0 if args.autotune else args.alpha)
-    temperature = nn.ParameterDict({"log_alpha": initial_alpha.log()}).to(device)
+    initial_log_alpha = torch.tensor(0.0 if args.autotune else math.log(args.alpha))
+    temperature = nn.ParameterDict({"log_alpha": initial_log_alpha}).to(device)
     log_alpha = temperature["log_alpha"]
     target_entropy = -math.prod(action_space.shape)  # [sac 5]
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.policy_lr, fused=True)
