@@ -122,7 +122,8 @@ class BraxEnvs:
             obs = (
                 state.obs["state"] if isinstance(state.obs, dict) else state.obs
             )  # not the critic's
-            is_broken = ~(jnp.isfinite(obs).all(-1) & jnp.isfinite(state.reward))
+            is_sane = (jnp.abs(obs) < 1e4).all(-1)  # those of Brax's robots are below 200
+            is_broken = ~(is_sane & jnp.isfinite(state.reward))
             return obs, jnp.where(is_broken, 0, state.reward), is_broken | (state.done > 0)
 
         def start(key, number):
@@ -781,6 +782,9 @@ if __name__ == "__main__":
         scalars = dict(zip(tensors, torch.stack(list(tensors.values())).tolist(), strict=True))
         checked = {name: scalars.pop(name) for name in ("observation", "reward", "loss")}
         check_finite(args, global_step, **checked)
+        if checked["observation"] > 1e6:  # a single one would ruin the moments for good
+            largest = f"{checked['observation']:g}, more than 1e6"
+            raise SystemExit(f"observation of {args.env_id} at step {global_step}: {largest}")
         scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]
         scalars["charts/SPS"] = int((global_step - start_step) / (time.time() - start_time))
         for name, scalar in scalars.items():

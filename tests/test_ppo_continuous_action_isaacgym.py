@@ -6,6 +6,7 @@ test_isaac_N guards detail N of docs/rl-algorithms/ppo-isaacgym.md.
 import ast
 import json
 import os
+import re
 import runpy
 import shutil
 import subprocess
@@ -298,6 +299,46 @@ def test_continuous_6_and_7_observations_are_normalized(file, tmp_path):
             expected = (shown[32 * iteration + t] - before.mean(0)) / np.sqrt(before.var(0) + 1e-8)
             np.testing.assert_allclose(obs[t], expected.clip(-10, 10), atol=1e-3)
     assert agent.normalize(torch.tensor([[1e9], [-1e9]])).tolist() == [[10.0], [-10.0]]
+
+
+@pytest.mark.parametrize("size", [2e4, 1e7, 1e20])
+def test_a_simulation_that_has_blown_up_is_over(file, tmp_path, size):
+    """Its finite, but huge last observation is in no moments, and its reward counts for nothing."""
+    import brax.envs
+    import jax.numpy as jnp
+
+    from tests import brax_probes
+
+    class BlowsUp(brax_probes.Endless):
+        def observe(self, key, time):
+            return jnp.where(time == 3, -size, time / 3)[None]
+
+    brax.envs.register_environment("BlowsUp", BlowsUp)
+    flags = ("--env-id", "brax/BlowsUp", *SMALL, "--total-timesteps", 96)
+    names = train(file, tmp_path, *flags)
+    moments = names["agent"].obs_moments
+    assert moments.mean.item() == pytest.approx(1 / 3, abs=0.1) and moments.var.item() < 0.1
+    assert names["terminated"].any() and torch.equal(names["terminated"], names["is_over"])
+    assert {value for _, value in scalars(only_run(tmp_path))["charts/episodic_return"]} == {2.0}
+
+
+@pytest.mark.parametrize("size", [1e7, 1e20, np.nan])
+def test_huge_observations_of_other_simulators_end_the_run(file, tmp_path, monkeypatch, size):
+    """They begin new episodes on their own; the last checkpoint is from before."""
+    shown, observe = [], isaac_probes.IsaacProbe.observe
+
+    def blow_up(env, obs):
+        shown.append(obs)
+        is_last = len(shown) == 1 + 3 * 32  # of the third rollout
+        return observe(env, [x + size if is_last else x for x in obs])
+
+    monkeypatch.setattr(isaac_probes.IsaacProbe, "observe", blow_up)
+    flags = ("--env-id", "IsaacProbe/RandomEnds-v0", *SMALL, "--checkpoint-interval", 1)
+    words = f"observation of IsaacProbe/RandomEnds-v0 at step 288: {size:g}"
+    with pytest.raises(SystemExit, match=re.escape(words)):
+        train(file, tmp_path, *flags, "--total-timesteps", 384)
+    checkpoint = read_checkpoint(only_run(tmp_path))
+    assert checkpoint["global_step"] == 192 and checkpoint["agent"]["obs_moments.var"].max() < 100
 
 
 # learning, and what was learned
