@@ -208,7 +208,8 @@ class RunningMoments(nn.Module):
         self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
 
     def update(self, rows):
-        count, mean, var = self.count.numpy(), self.mean.numpy(), self.var.numpy()  # views
+        """Merge in their moments (Chan et al.), in place: NumPy halves the time of PyTorch."""
+        count, mean, var = self.count.numpy(), self.mean.numpy(), self.var.numpy()
         count += len(rows)
         share = len(rows) / count
         delta = rows.mean(0) - mean
@@ -561,7 +562,7 @@ if __name__ == "__main__":
     old_log_probs = torch.zeros((T, N), device=device)
     old_values = torch.zeros((T + 1, N), device=device)
     rewards = np.zeros((T, N), dtype=np.float32)
-    discounted = np.zeros((T + 1, N), dtype=np.float32)  # sums of each episode's rewards so far
+    discounted = np.zeros((T + 1, N), dtype=np.float32)  # returns of each episode so far
     terminated = np.zeros((T, N), dtype=bool)
     b_obs, b_actions, b_log_probs, b_values = (
         x.flatten(0, 1) for x in (obs[:-1], actions, old_log_probs, old_values[:-1])
