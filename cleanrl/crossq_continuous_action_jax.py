@@ -152,7 +152,6 @@ class Actor(nn.Module):
         hidden = mlp(obs, 256, train)
         mean = nn.Dense(self.action_dim)(hidden)
         log_std = nn.Dense(self.action_dim)(hidden)
-        self.param("log_alpha", nn.initializers.zeros, ())  # of the temperature, learned here too
         return mean, -5 + 3.5 * (1 + nn.tanh(log_std))  # between -5 and 2 [sac 2]
 
 
@@ -210,20 +209,27 @@ def make_program(args, envs, key):
     actor = Actor(action_dim)
     q_networks = QNetworks(args.q_width)
     target_entropy = -action_dim  # [sac 5]
-    optimizer = optax.adam(args.learning_rate, b1=0.5)
+    optimizers = {
+        "actor": optax.adam(args.learning_rate, b1=0.5),
+        "q_networks": optax.adam(args.learning_rate, b1=0.5),
+        "log_alpha": optax.adam(args.learning_rate),
+    }
 
     def init():
         obs, actions = jnp.zeros((1, obs_dim)), jnp.zeros((1, action_dim))
         actor_variables = actor.init(actor_key, obs)
         q_variables = q_networks.init(q_key, obs, actions)
         actor_params, q_params = ({"params": x["params"]} for x in (actor_variables, q_variables))
+        log_alpha = jnp.array(0.0)
         agent = dict(
             actor=actor_params,
             q_networks=q_params,
+            log_alpha=log_alpha,
             actor_moments={"moments": actor_variables["moments"]},
             q_networks_moments={"moments": q_variables["moments"]},
-            actor_optimizer=optimizer.init(actor_params),
-            q_networks_optimizer=optimizer.init(q_params),
+            actor_optimizer=optimizers["actor"].init(actor_params),
+            q_networks_optimizer=optimizers["q_networks"].init(q_params),
+            log_alpha_optimizer=optimizers["log_alpha"].init(log_alpha),
         )
         buffer = dict(  # the last transitions in a ring [ddpg 2]
             obs=jnp.zeros((args.buffer_size, obs_dim)),
@@ -261,18 +267,17 @@ def make_program(args, envs, key):
         return {name: column[rows] for name, column in buffer.items() if name != "added"}
 
     def minimize(loss, agent, name):
-        """One step of Adam on agent[name]; loss returns its value, new moments, what is logged."""
-        (_, (moments, logs)), grads = jax.value_and_grad(loss, has_aux=True)(agent[name])
-        updates, opt_state = optimizer.update(grads, agent[f"{name}_optimizer"])
+        """One step of Adam on agent[name]; loss returns its value and what is logged."""
+        (_, logs), grads = jax.value_and_grad(loss, has_aux=True)(agent[name])
+        updates, opt_state = optimizers[name].update(grads, agent[f"{name}_optimizer"])
         params = optax.apply_updates(agent[name], updates)
-        agent = agent | {name: params, f"{name}_optimizer": opt_state, f"{name}_moments": moments}
-        return agent, logs
+        return agent | {name: params, f"{name}_optimizer": opt_state}, logs
 
     def update_q_networks(agent, b, key):
         """Truncated episodes are bootstrapped, terminated ones are not [ddpg 4]."""
         variables = agent["actor"] | agent["actor_moments"]
         next_actions, next_log_probs = sample(*actor.apply(variables, b["next_obs"]), key)
-        alpha = jnp.exp(agent["actor"]["params"]["log_alpha"])
+        alpha = jnp.exp(agent["log_alpha"])
         obs = jnp.concatenate([b["obs"], b["next_obs"]])
         actions = jnp.concatenate([b["actions"], next_actions])
 
@@ -286,24 +291,30 @@ def make_program(args, envs, key):
             loss = jnp.square(q_values - stop_gradient(targets)).mean((1, 2)).sum()
             return loss, (moments, {"qf_loss": loss / 2, "qf_values": q_values.mean()})
 
-        return minimize(qf_loss, agent, "q_networks")
+        agent, (moments, losses) = minimize(qf_loss, agent, "q_networks")
+        return agent | dict(q_networks_moments=moments), losses
 
     def update_actor(agent, losses, obs, key):
         """One update of the actor and the temperature."""
+        alpha = jnp.exp(agent["log_alpha"])
 
-        def actor_and_alpha_loss(params):
+        def actor_loss(params):
             variables = params | agent["actor_moments"]
             outputs, moments = actor.apply(variables, obs, True, mutable="moments")
             actions, log_probs = sample(*outputs, key)
-            alpha = jnp.exp(params["params"]["log_alpha"])
             variables = agent["q_networks"] | agent["q_networks_moments"]
             q_values = q_networks.apply(variables, obs, actions).min(0)
-            actor_loss = (stop_gradient(alpha) * log_probs - q_values).mean()
-            alpha_loss = -(alpha * (stop_gradient(log_probs) + target_entropy)).mean()
-            losses = {"actor_loss": actor_loss, "alpha": alpha, "alpha_loss": alpha_loss}
-            return actor_loss + alpha_loss, (moments, losses)
+            loss = (alpha * log_probs - q_values).mean()
+            return loss, (moments, loss, log_probs)
 
-        agent, actor_losses = minimize(actor_and_alpha_loss, agent, "actor")
+        def alpha_loss(log_alpha):
+            loss = -(jnp.exp(log_alpha) * (log_probs + target_entropy)).mean()
+            return loss, loss
+
+        agent, (moments, loss, log_probs) = minimize(actor_loss, agent, "actor")
+        agent = agent | dict(actor_moments=moments)
+        actor_losses = {"actor_loss": loss, "alpha": alpha}
+        agent, actor_losses["alpha_loss"] = minimize(alpha_loss, agent, "log_alpha")
         return agent, losses | actor_losses
 
     def skip(agent, losses, obs, key):

@@ -37,6 +37,7 @@ from tests.test_ddpg_continuous_action_jax import (  # noqa: F401  the imported 
 from tests.test_dqn_jax import leaves
 from tests.test_sac_continuous_action_jax import (
     batch_of,
+    check_changes,
     check_step,
     dense,
     doubles,
@@ -114,7 +115,7 @@ def test_crossq_1_crossq_2_crossq_3_the_update_of_the_q_networks(file, tmp_path,
     next_actions, next_log_probs = squash(*policy(agent, actor, next_obs, False)[0], key)
     pairs = torch.cat([obs, next_obs]), torch.cat([actions, next_actions.detach()])
     both, moments = q_values(agent, params, *pairs, True)
-    alpha = actor["params"]["log_alpha"].exp().item()
+    alpha = np.exp(float(agent["log_alpha"]))
     next_values = both[:, 8:].min(0).values - alpha * next_log_probs
     targets = (rewards + 0.9 * next_values * (1 - terminated)).detach()
     loss = sum((both[i, :8] - targets).square().mean() for i in range(2))
@@ -122,24 +123,31 @@ def test_crossq_1_crossq_2_crossq_3_the_update_of_the_q_networks(file, tmp_path,
     assert losses["qf_values"] == pytest.approx(both[:, :8].mean().item(), abs=1e-4)
     check_moments(after["q_networks_moments"], moments)
     check_step(agent, after, "q_networks", params, loss, 1e-3, b1=0.5)
+    check_changes(agent, after, "q_networks")
     assert not any("target" in name for name in agent)
 
 
 @pytest.mark.parametrize("count", [pytest.param(99_999, marks=pytest.mark.slow), 100_000])
 def test_crossq_2_crossq_3_the_update_of_the_actor(file, tmp_path, count):
-    """It learns in training mode, from the lower value of Q-networks that are not."""
+    """It learns in training mode, from the lower value of Q-networks that are not.
+
+    The temperature has an Adam of its own, which forgets more slowly than the actor's.
+    """
     names, key = begin(file), jax.random.key(2)
     agent, obs = with_moments(names, count), made_up(names)["obs"]
     after, losses = update_actor(names, agent, obs, key)
     params, obs = doubles(agent["actor"]), torch.tensor(np.asarray(obs, float))
+    log_alpha = doubles(agent["log_alpha"])
     outputs, moments = policy(agent, params, obs, True)
     actions, log_probs = squash(*outputs, key)
     values = q_values(agent, doubles(agent["q_networks"]), obs, actions, False)[0].min(0).values
-    actor_loss, alpha_loss = entropy_losses(params["params"]["log_alpha"], log_probs, values)
+    actor_loss, alpha_loss = entropy_losses(log_alpha, log_probs, values)
     assert losses["actor_loss"] == pytest.approx(actor_loss.item(), rel=1e-3)
     assert losses["alpha_loss"] == pytest.approx(alpha_loss.item(), rel=1e-3)
     check_moments(after["actor_moments"], moments)
-    check_step(agent, after, "actor", params, actor_loss + alpha_loss, 1e-3, b1=0.5)
+    check_step(agent, after, "actor", params, actor_loss, 1e-3, b1=0.5)
+    check_step(agent, after, "log_alpha", log_alpha, alpha_loss, 1e-3, b1=0.9)
+    check_changes(agent, after, "actor", "log_alpha")
 
 
 @pytest.mark.parametrize("value", [0.0, 50.0])
@@ -183,7 +191,8 @@ def test_ddpg_5_updates_are_counted_in_environment_steps(file, tmp_path):
     agent = names["run"]["agent"]
     check_schedule(updates, 2, 99, 102, actor_every_fifth)
     assert check_actions(names, updates) == (100, 1)
-    assert [updates_of(agent, name) for name in ("q_networks", "actor")] == [12, 3]
+    counts = [updates_of(agent, name) for name in ("q_networks", "actor", "log_alpha")]
+    assert counts == [12, 3, 3]
     for name, count in {"q_networks_moments": 12, "actor_moments": 3}.items():
         layers = agent[name]["moments"].values()
         assert len(layers) == 3 and all((layer["run"]["count"] == count).all() for layer in layers)
@@ -192,12 +201,12 @@ def test_ddpg_5_updates_are_counted_in_environment_steps(file, tmp_path):
 
 @pytest.mark.slow
 def test_values_of_probes(file, tmp_path):
-    """Of the actions -0.5 and 0.5; load_policy takes the right ones (-0.2 with seed 2)."""
-    flags = ("--q-width", 64, "--policy-frequency", 1, "--utd", 3, "--total-timesteps", 600)
+    """Of the actions -0.5 and 0.5; load_policy takes the right ones (-0.07 with seed 2)."""
+    flags = "--q-width 64 --utd 3 --batch-size 64".split()
     env_id = "Probe/ContinuousTargetFromObs-v0"
     learned, returns = learn_probe(file, tmp_path, env_id, 3, [-1, 1], *flags)
-    np.testing.assert_allclose(learned, [[0, -1, -1, 0]] * 2, atol=0.25)
-    assert np.mean(returns) > -0.3
+    np.testing.assert_allclose(learned, [[0, -1, -1, 0]] * 2, atol=0.2)
+    assert np.mean(returns) > -0.15
 
 
 @pytest.mark.slow

@@ -38,6 +38,7 @@ from tests.test_ddpg_continuous_action_jax import (  # noqa: F401  the imported 
 )
 from tests.test_sac_continuous_action_jax import (
     batch_of,
+    check_changes,
     check_step,
     dense,
     doubles,
@@ -134,6 +135,7 @@ def test_droq_2_layers_are_normalized(file, tmp_path):
     assert losses["qf_loss"] == pytest.approx(loss.item() / 2, rel=1e-4)
     assert losses["qf_values"] == pytest.approx(values.mean().item(), abs=1e-5)
     check_step(agent, after, "q_networks", params, loss, 3e-4)
+    check_changes(agent, after, "q_networks")
 
 
 def test_droq_3_the_actor_climbs_the_mean(file, tmp_path):
@@ -149,6 +151,7 @@ def test_droq_3_the_actor_climbs_the_mean(file, tmp_path):
     assert losses["actor_loss"] == pytest.approx(actor_loss.item(), rel=1e-4)
     assert losses["alpha_loss"] == pytest.approx(alpha_loss.item(), rel=1e-4)
     check_step(agent, after, "actor", params, actor_loss + alpha_loss, 3e-4)
+    check_changes(agent, after, "actor")
 
 
 @pytest.mark.slow

@@ -192,7 +192,7 @@ def entropy_losses(log_alpha, log_probs, values):
 
 
 def check_step(before, after, name, params, loss, rate, b1=0.9):
-    """Whether an agent made Adam's first step down a loss, of these params and nothing else."""
+    """Whether an agent made Adam's first step down a loss, of these params."""
     grads = [x.numpy() for x in torch.autograd.grad(loss, jax.tree.leaves(params))]
     means = leaves(optax.tree.get(after[f"{name}_optimizer"], "mu"))
     for mean, grad in zip(means, grads, strict=True):
@@ -202,8 +202,14 @@ def check_step(before, after, name, params, loss, rate, b1=0.9):
         grad = mean / (1 - b1)
         expected = old - rate * grad / (np.abs(grad) + 1e-8)
         np.testing.assert_allclose(new, expected, rtol=1e-4, atol=1e-6)
+
+
+def check_changes(before, after, *names):
+    """Whether all of these parts of an agent have changed, with their optimizers, and no others."""
     changed = {part for part in after if not same(leaves(before[part]), leaves(after[part]))}
-    assert {name, f"{name}_optimizer"} <= changed <= {name, f"{name}_optimizer", f"{name}_moments"}
+    optimizers = {f"{name}_optimizer" for name in names}
+    moments = {f"{name}_moments" for name in names} & before.keys()
+    assert changed == {*names, *optimizers, *moments}
 
 
 # known answers

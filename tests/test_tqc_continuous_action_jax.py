@@ -37,6 +37,7 @@ from tests.test_ddpg_continuous_action_jax import (  # noqa: F401  the imported 
 )
 from tests.test_sac_continuous_action_jax import (
     batch_of,
+    check_changes,
     check_step,
     dense,
     doubles,
@@ -104,6 +105,7 @@ def test_tqc_2_tqc_3_the_highest_are_dropped_and_the_loss_is_that_of_quantiles(f
     assert losses["qf_loss"] == pytest.approx(loss.item() / 3, rel=1e-4)
     assert losses["qf_values"] == pytest.approx(values.mean().item(), abs=1e-5)
     check_step(agent, after, "q_networks", params, loss, 3e-4)
+    check_changes(agent, after, "q_networks")
 
 
 def test_tqc_3_each_quantile_is_pulled_by_its_share(file, tmp_path):
@@ -133,6 +135,7 @@ def test_sac_5_the_actor_climbs_the_mean_of_all_quantiles(file, tmp_path):
     assert losses["alpha_loss"] == pytest.approx(alpha_loss.item(), rel=1e-4)
     assert losses["alpha"] == pytest.approx(np.exp(float(log_alpha_of(agent))))
     check_step(agent, after, "actor", params, actor_loss + alpha_loss, 3e-4)
+    check_changes(agent, after, "actor")
 
 
 @pytest.mark.slow
