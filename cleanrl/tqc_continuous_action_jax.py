@@ -51,7 +51,6 @@ import psutil
 import tyro
 from filelock import FileLock, Timeout
 from flax.serialization import from_state_dict, msgpack_restore, msgpack_serialize, to_state_dict
-from jax.lax import stop_gradient
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
@@ -119,7 +118,6 @@ class Actor(nn.Module):
         hidden = nn.relu(nn.Dense(256)(nn.relu(nn.Dense(256)(obs))))
         mean = nn.Dense(self.action_dim)(hidden)
         log_std = nn.Dense(self.action_dim)(hidden)
-        self.param("log_alpha", nn.initializers.zeros, ())  # of the temperature, learned here too
         return mean, -5 + 3.5 * (1 + nn.tanh(log_std))  # between -5 and 2 [sac 2]
 
 
@@ -190,12 +188,15 @@ def make_program(args, envs, key):
         obs, actions = jnp.zeros((1, obs_dim)), jnp.zeros((1, action_dim))
         actor_params = actor.init(actor_key, obs)
         q_params = q_networks.init(q_key, obs, actions)
+        log_alpha = jnp.array(0.0)
         agent = dict(
             actor=actor_params,
             q_networks=q_params,
             target_q_networks=q_params,
+            log_alpha=log_alpha,
             actor_optimizer=optimizer.init(actor_params),
             q_networks_optimizer=optimizer.init(q_params),
+            log_alpha_optimizer=optimizer.init(log_alpha),
         )
         buffer = dict(  # the last transitions in a ring [ddpg 2]
             obs=jnp.zeros((args.buffer_size, obs_dim)),
@@ -245,7 +246,7 @@ def make_program(args, envs, key):
         quantiles = q_networks.apply(agent["target_q_networks"], b["next_obs"], next_actions)
         quantiles = jnp.moveaxis(quantiles, 0, 1).reshape(args.batch_size, -1)
         next_quantiles = jnp.sort(quantiles)[:, :num_kept]  # of all Q-networks together [tqc 2]
-        alpha = jnp.exp(agent["actor"]["params"]["log_alpha"])
+        alpha = jnp.exp(agent["log_alpha"])
         next_values = next_quantiles - alpha * next_log_probs  # [sac 3]
         targets = b["rewards"][:, None] + args.gamma * next_values * ~b["terminated"][:, None]
 
@@ -262,17 +263,22 @@ def make_program(args, envs, key):
 
     def update_actor(agent, obs, key):
         """One update of the actor and the temperature."""
+        alpha = jnp.exp(agent["log_alpha"])
 
-        def actor_and_alpha_loss(params):
+        def actor_loss(params):
             actions, log_probs = sample(*actor.apply(params, obs), key)
-            alpha = jnp.exp(params["params"]["log_alpha"])
             q_values = q_networks.apply(agent["q_networks"], obs, actions)
-            actor_loss = (stop_gradient(alpha) * log_probs).mean() - q_values.mean()
-            alpha_loss = -(alpha * (stop_gradient(log_probs) + target_entropy)).mean()
-            losses = {"actor_loss": actor_loss, "alpha": alpha, "alpha_loss": alpha_loss}
-            return actor_loss + alpha_loss, losses
+            loss = (alpha * log_probs).mean() - q_values.mean()
+            return loss, (loss, log_probs)
 
-        return minimize(actor_and_alpha_loss, agent, "actor")
+        def alpha_loss(log_alpha):
+            loss = -(jnp.exp(log_alpha) * (log_probs + target_entropy)).mean()
+            return loss, loss
+
+        agent, (loss, log_probs) = minimize(actor_loss, agent, "actor")
+        losses = {"actor_loss": loss, "alpha": alpha}
+        agent, losses["alpha_loss"] = minimize(alpha_loss, agent, "log_alpha")
+        return agent, losses
 
     def update_targets(agent):
         """Target networks move by the share tau towards their networks [ddpg 6]."""

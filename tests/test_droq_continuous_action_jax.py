@@ -91,7 +91,7 @@ def test_droq_1_targets_and_values_have_numbers_left_out(file, tmp_path):
         actions, log_probs = names["sample"](*names["actor"].apply(agent["actor"], obs), key)
         return actions, log_probs[:, 0]
 
-    alpha = jnp.exp(agent["actor"]["params"]["log_alpha"])
+    alpha = jnp.exp(agent["log_alpha"])
     next_actions, next_log_probs = draw(b["next_obs"], next_key)
     next_values = q_values(agent["target_q_networks"], next_key, b["next_obs"], next_actions).min(0)
     next_values -= alpha * next_log_probs
@@ -124,7 +124,7 @@ def test_droq_2_layers_are_normalized(file, tmp_path):
     after, losses = update_critic(names, agent, b, key, next_key)
     obs, actions, rewards, next_obs, terminated = batch_of(b)
     params = doubles(agent["q_networks"])
-    alpha = np.exp(float(agent["actor"]["params"]["log_alpha"]))
+    alpha = np.exp(float(agent["log_alpha"]))
     outputs = policy(doubles(agent["actor"])["params"], next_obs)
     next_actions, next_log_probs = squash(*outputs, next_key)
     target_params = doubles(agent["target_q_networks"])
@@ -146,12 +146,13 @@ def test_droq_3_the_actor_climbs_the_mean(file, tmp_path):
     params, obs = doubles(agent["actor"]), torch.tensor(np.asarray(obs, float))
     actions, log_probs = squash(*policy(params["params"], obs), key)
     values = plain_values(doubles(agent["q_networks"]), obs, actions)
-    log_alpha = params["params"]["log_alpha"]
+    log_alpha = doubles(agent["log_alpha"])
     actor_loss, alpha_loss = entropy_losses(log_alpha, log_probs, values.mean(0))
     assert losses["actor_loss"] == pytest.approx(actor_loss.item(), rel=1e-4)
     assert losses["alpha_loss"] == pytest.approx(alpha_loss.item(), rel=1e-4)
-    check_step(agent, after, "actor", params, actor_loss + alpha_loss, 3e-4)
-    check_changes(agent, after, "actor")
+    check_step(agent, after, "actor", params, actor_loss, 3e-4)
+    check_step(agent, after, "log_alpha", log_alpha, alpha_loss, 3e-4)
+    check_changes(agent, after, "actor", "log_alpha")
 
 
 @pytest.mark.slow
@@ -162,7 +163,9 @@ def test_droq_4_many_updates_and_one_of_the_actor(file, tmp_path, num_envs):
     check_schedule(updates, num_envs, 99, 102, lambda step: ["q", "q", "q", "actor"])
     assert check_targets(names, updates, always, "q_networks") == [0, 12]
     assert check_actions(names, updates) == ((100, 1) if num_envs == 2 else (99, 3))
-    assert [updates_of(names["run"]["agent"], name) for name in ("q_networks", "actor")] == [12, 4]
+    assert [
+        updates_of(names["run"]["agent"], name) for name in ("q_networks", "actor", "log_alpha")
+    ] == [12, 4, 4]
     check_losses(file, tmp_path, updates, 100)
 
 

@@ -49,11 +49,6 @@ from tests.test_sac_continuous_action_jax import (
 FEW = "--num-critics 3 --num-quantiles 5 --drop-quantiles 2".split()
 
 
-def log_alpha_of(agent):
-    """The logarithm of the temperature."""
-    return agent["actor"]["params"]["log_alpha"]
-
-
 def quantiles(params, obs, actions):
     x = torch.cat([obs, actions], 1)
     for i in range(3):
@@ -84,7 +79,7 @@ def test_tqc_2_tqc_3_the_highest_are_dropped_and_the_loss_is_that_of_quantiles(f
     agent, b = shaken(names), made_up(names)
     after, losses = update_critic(names, agent, b, key)
     obs, actions, rewards, next_obs, terminated = batch_of(b)
-    params, alpha = doubles(agent["q_networks"]), np.exp(float(log_alpha_of(agent)))
+    params, alpha = doubles(agent["q_networks"]), np.exp(float(agent["log_alpha"]))
     next_actions, next_log_probs = squash(*policy(doubles(agent["actor"])["params"], next_obs), key)
     targets = quantiles(doubles(agent["target_q_networks"]), next_obs, next_actions)
     targets = targets.detach().numpy()
@@ -130,12 +125,14 @@ def test_sac_5_the_actor_climbs_the_mean_of_all_quantiles(file, tmp_path):
     params, obs = doubles(agent["actor"]), torch.tensor(np.asarray(obs, float))
     actions, log_probs = squash(*policy(params["params"], obs), key)
     values = quantiles(doubles(agent["q_networks"]), obs, actions).mean((0, 2)).unsqueeze(1)
-    actor_loss, alpha_loss = entropy_losses(params["params"]["log_alpha"], log_probs, values)
+    log_alpha = doubles(agent["log_alpha"])
+    actor_loss, alpha_loss = entropy_losses(log_alpha, log_probs, values)
     assert losses["actor_loss"] == pytest.approx(actor_loss.item(), rel=1e-4)
     assert losses["alpha_loss"] == pytest.approx(alpha_loss.item(), rel=1e-4)
-    assert losses["alpha"] == pytest.approx(np.exp(float(log_alpha_of(agent))))
-    check_step(agent, after, "actor", params, actor_loss + alpha_loss, 3e-4)
-    check_changes(agent, after, "actor")
+    assert losses["alpha"] == pytest.approx(np.exp(float(agent["log_alpha"])))
+    check_step(agent, after, "actor", params, actor_loss, 3e-4)
+    check_step(agent, after, "log_alpha", log_alpha, alpha_loss, 3e-4)
+    check_changes(agent, after, "actor", "log_alpha")
 
 
 @pytest.mark.slow
@@ -145,7 +142,9 @@ def test_ddpg_6_updates_are_counted_in_environment_steps(file, tmp_path):
     check_schedule(updates, 2, 99, 102, lambda step: ["q", "actor"] * 3)
     assert check_targets(names, updates, always, "q_networks") == [0, 12]
     assert check_actions(names, updates) == (100, 1)
-    assert [updates_of(names["run"]["agent"], name) for name in ("q_networks", "actor")] == [12, 12]
+    assert [
+        updates_of(names["run"]["agent"], name) for name in ("q_networks", "actor", "log_alpha")
+    ] == [12] * 3
     check_losses(file, tmp_path, updates, 100)
 
 
