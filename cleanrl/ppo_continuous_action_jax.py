@@ -1,33 +1,43 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#     "brax>=0.14.2", "flax>=0.12", "gymnasium>=1.2.1,<2", "jax>=0.9", "moviepy>=2", "mujoco>=3.3,<4", "numpy>=2",
-#     "optax>=0.2.6", "playground>=0.2", "tensorboard>=2.20", "tqdm>=4.67", "tyro>=1.0", "wandb>=0.22",
+#     "brax>=0.14.2", "filelock>=3.20", "flax>=0.12", "gymnasium>=1.2.1,<2", "jax>=0.9",
+#     "moviepy>=2", "mujoco>=3.3,<4", "numpy>=2", "optax>=0.2.6", "playground>=0.2", "psutil>=7",
+#     "pydantic>=2.11", "six", "tensorboard>=2.20", "tqdm>=4.67", "tyro>=1.0", "wandb>=0.22",
 # ]
 # ///
-"""Proximal Policy Optimization for continuous actions as one compiled program, with thousands of simulated robots inside.
+"""Proximal Policy Optimization (PPO) for continuous actions, compiled together with its robots.
 
-    uv run cleanrl/ppo_continuous_action_jax.py                                    # Brax's Ant, 4096 of them: wants a GPU
-    uv run cleanrl/ppo_continuous_action_jax.py --env-id playground/CheetahRun     # MuJoCo Playground
-    uv run cleanrl/ppo_continuous_action_jax.py --num-seeds 4                      # four runs side by side
-    uv run cleanrl/ppo_continuous_action_jax.py --resume runs/<run>                # go on after an interruption, bit for bit
+    uv run cleanrl/ppo_continuous_action_jax.py                    # 4096 Ants of Brax, on a GPU
+    uv run cleanrl/ppo_continuous_action_jax.py --env-id playground/CheetahRun
+    uv run cleanrl/ppo_continuous_action_jax.py --num-seeds 4      # four runs side by side
+    uv run cleanrl/ppo_continuous_action_jax.py --resume runs/<run>   # and all trained beside it
     tensorboard --logdir runs
 
-Numbers in brackets, such as [core 5], are the implementation details explained in docs/rl-algorithms/ppo.md, those of
-[physics] in docs/rl-algorithms/ppo-continuous-action-jax.md.
+Tags such as [core 5] refer to the implementation details in docs/rl-algorithms/ppo.md, [physics 1]
+to those in docs/rl-algorithms/ppo-continuous-action-jax.md.
 """
 
+import atexit
+import hashlib
 import importlib
 import itertools
 import json
 import math
 import os
 import platform
+import random
+import re
+import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
-from dataclasses import asdict, dataclass, replace
-from functools import cache, partial, reduce
+import uuid
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -37,104 +47,184 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import psutil
 import tyro
+from filelock import FileLock, Timeout
 from flax.linen.initializers import orthogonal
 from flax.serialization import from_state_dict, msgpack_restore, msgpack_serialize, to_state_dict
 from jax.flatten_util import ravel_pytree
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
 from tqdm import tqdm
 
 
 @dataclass
 class Args:
-    exp_name: str = Path(__file__).stem  # name of this experiment
-    seed: int = 1  # seed of the weights, the environments and every sampled number
+    exp_name: str = Path(__file__).stem  # name of the experiment
+    seed: int = 1  # seed of the weights, the environments and all sampling
     num_seeds: int = 1  # runs to train side by side, with seeds from seed on
-    sweep: tuple[str, ...] = ()  # train with each of these values too: learning_rate=1e-4,1e-3 and other FLOATS; all pairs
-    cuda: bool = True  # use the GPU if there is one and the networks have enough to do to gain from it
-    track: bool = False  # also log to Weights & Biases
-    wandb_project_name: str = "cleanRL"  # project to log to
-    wandb_entity: str | None = None  # team to log to
-    capture_video: bool = False  # record an episode at each checkpoint into the run's folder
-    resume: tuple[str, ...] = ()  # folders of interrupted runs to go on with, their flags as they were
-    checkpoint_interval: int = 100  # iterations between two checkpoints
-    log_interval: int = 16  # iterations in one call of the program
+    sweep: tuple[str, ...] = ()  # values to combine, such as learning_rate=1e-4,1e-3 gamma=0.9,0.99
+    cuda: bool = True  # use a GPU where the networks are large enough to gain from it
+    track: bool = False  # log to Weights & Biases as well
+    wandb_project_name: str = "cleanRL"  # W&B project
+    wandb_entity: str | None = None  # W&B team
+    capture_video: bool = False  # record an episode at each checkpoint to runs/<run>/videos
+    resume: str | None = None  # folder of an interrupted run to continue with its own flags
+    checkpoint_interval: int = 100  # iterations between checkpoints
+    log_interval: int = 16  # iterations in one call of the program, at most
 
-    env_id: str = "brax/ant"  # brax/ or playground/ and the environment's name there; module:id imports the module first
-    physics: str | None = None  # who simulates: spring (the default), positional, generalized, mjx; of Playground jax, warp
-    episode_length: int | None = None  # steps after which an episode is cut, if not the environment's own: 1000 in Brax
+    env_id: str = "brax/ant"  # brax/... or playground/...; module:id imports the module first
+    physics: str | None = None  # Brax: spring, positional, generalized, mjx; Playground: jax, warp
+    episode_length: int | None = None  # steps of an episode if not the environment's own limit
     total_timesteps: int = 50_000_000  # environment steps of the whole run
-    learning_rate: float = 3e-4  # learning rate at the start
-    num_envs: int = 4096  # environments stepped side by side
-    num_steps: int = 16  # steps of each environment per iteration
-    anneal_lr: bool = True  # lower the learning rate linearly to 0
+    learning_rate: float = 3e-4  # initial learning rate of Adam
+    num_envs: int = 4096  # parallel environments
+    num_steps: int = 16  # rollout length of each environment
+    anneal_lr: bool = True  # anneal the learning rate linearly to 0
     gamma: float = 0.97  # discount factor
-    gae_lambda: float = 0.95  # bias-variance trade-off of the advantage estimate
+    gae_lambda: float = 0.95  # lambda of generalized advantage estimation
     num_minibatches: int = 32  # minibatches per epoch
-    update_epochs: int = 4  # passes over the rollout per iteration
-    norm_adv: bool = True  # normalize the advantages of each minibatch
-    clip_coef: float = 0.2  # how far the policy may move from the one that acted
-    clip_vloss: bool = True  # clip the value's movement the same way
-    ent_coef: float = 0.0  # weight of the entropy bonus
-    vf_coef: float = 0.5  # weight of the value loss
-    max_grad_norm: float = 0.5  # global norm the gradient is clipped to
+    update_epochs: int = 4  # epochs over each rollout
+    norm_adv: bool = True  # normalize advantages per minibatch
+    clip_coef: float = 0.2  # clipping range of the surrogate objective
+    clip_vloss: bool = True  # clip the value loss by the same range
+    ent_coef: float = 0.0  # entropy coefficient
+    vf_coef: float = 0.5  # value loss coefficient
+    max_grad_norm: float = 0.5  # maximum gradient norm
+
+    def check(self):
+        """Refuse what cannot work before anything is written."""
+        require_positive(self, "num_envs", "num_steps", "num_minibatches", "update_epochs")
+        require_positive(self, "learning_rate", "clip_coef", "max_grad_norm", "checkpoint_interval")
+        require_positive(self, "num_seeds", "log_interval")
+        if self.episode_length is not None:
+            require_positive(self, "episode_length")
+        require_fraction(self, "gamma", "gae_lambda")
+        batch_size = self.num_envs * self.num_steps
+        require(self.total_timesteps >= batch_size, "total_timesteps is less than one rollout")
+        require(self.total_timesteps < 2**31, "total_timesteps must be below 2**31")
+        require(batch_size <= 2**24, "num_envs * num_steps must be at most 2**24")
+        require(batch_size % self.num_minibatches == 0, f"num_minibatches must divide {batch_size}")
+        require(self.seed + self.num_seeds <= 2**32, "seed + num_seeds must be at most 2**32")
 
 
-FLOATS = ("learning_rate", "gamma", "gae_lambda", "clip_coef", "ent_coef", "vf_coef", "max_grad_norm")  # one a run
+SWEEPABLE = [field.name for field in fields(Args) if field.type is float]  # one value for each run
+
+
+def expand_sweep(args):
+    """The flags of each run: all combinations of the values of --sweep, each with all seeds."""
+    choices = {}
+    for item in args.sweep:
+        name, _, values = item.partition("=")
+        require(name in SWEEPABLE, f"sweep takes {', '.join(SWEEPABLE)}, not {name}")
+        require(name not in choices, f"sweep has {name} twice")
+        choices[name] = [float(value) for value in values.split(",")]
+        require(all(map(math.isfinite, choices[name])), f"sweep has {item}")
+    all_args = []
+    for combination in itertools.product(*choices.values()):
+        values = dict(zip(choices, combination, strict=True))
+        suffix = "".join(f"-{name}={value:g}" for name, value in values.items())
+        for seed in range(args.seed, args.seed + args.num_seeds):
+            alone = dict(seed=seed, num_seeds=1, sweep=(), exp_name=args.exp_name + suffix)
+            all_args.append(replace(args, **alone, **values))
+    return all_args
+
+
+def gather_batch(args):
+    """The flags of the run to resume and of all that were trained side by side with it, in order.
+
+    If the program died between two of their checkpoints, only those at the same step are."""
+    folder = Path(args.resume).resolve()
+    batch = json.loads((folder / "run.json").read_text())["batch"]
+    step = last_step(folder)
+    all_args = {}
+    for path in folder.parent.glob("*/run.json"):
+        run = json.loads(path.read_text())
+        if run.get("batch") == batch and last_step(path.parent) == step:
+            own = {name: run["args"][name] for name in ("seed", "exp_name", *SWEEPABLE)}
+            all_args[run["start_time"]] = replace(args, resume=str(path.parent), **own)
+    return [all_args[start_time] for start_time in sorted(all_args)]
+
+
+def last_step(folder):
+    """The step of a run's last checkpoint, or 0; -1 if it is damaged, which resuming it reports."""
+    try:
+        return int(msgpack_restore((folder / "checkpoint.msgpack").read_bytes())["global_step"])
+    except FileNotFoundError:
+        return 0
+    except Exception:
+        return -1
+
+
+def add_up(forces, links, num_links):
+    """The sum of the forces on each link, in an order that is fixed on a GPU, too [physics 5]."""
+    is_on_link = (links == jnp.arange(num_links)[:, None]) * 1.0
+    return jnp.tensordot(is_on_link, forces, 1, precision="highest")
 
 
 def make_env(args):
-    """One environment, in the form that Brax and Playground share, and the steps after which its episodes are cut."""
-    *module, env_id = args.env_id.split(":")
-    list(map(importlib.import_module, module))
+    """An environment in the form that Brax and Playground share, and the limit of its episodes."""
+    *modules, env_id = args.env_id.split(":")
+    for module in modules:
+        importlib.import_module(module)
     library, _, name = env_id.partition("/")
+    require(library in ("brax", "playground"), "an id begins with brax/ or playground/")
     if library == "brax":
-        if args.physics != "positional" and "deterministic" not in os.environ.setdefault("XLA_FLAGS", ""):
-            os.environ["XLA_FLAGS"] += " --xla_gpu_deterministic_ops=true"  # [physics 5] the same bits on a GPU too
+        flags = os.environ.setdefault("XLA_FLAGS", "")  # [physics 5] the same bits on a GPU, too
+        if args.physics != "positional" and "deterministic" not in flags:
+            os.environ["XLA_FLAGS"] += " --xla_gpu_deterministic_ops=true"
         import brax.envs
         from brax.spring import collisions, joints
 
-        add_up = lambda x, links, n: jnp.tensordot((links == jnp.arange(n)[:, None]) * 1.0, x, 1, precision="highest")  # noqa: E731
-        collisions.segment_sum = joints.segment_sum = add_up  # forces by links, in an order that is fixed on a GPU too
-        env, episode_length = brax.envs.get_environment(name, backend=args.physics or "spring"), 1000
-    elif library == "playground":
+        collisions.segment_sum = add_up
+        joints.segment_sum = add_up
+        env = brax.envs.get_environment(name, backend=args.physics or "spring")
+        max_episode_steps = 1000
+    else:
         from mujoco_playground import registry
 
         env = registry.load(name, config_overrides={"impl": args.physics or "jax"})
-        episode_length = registry.get_default_config(name).episode_length
-    else:
-        raise ValueError("an id is brax/ or playground/ and the name of an environment there")
-    return env, args.episode_length or episode_length
+        max_episode_steps = registry.get_default_config(name).episode_length
+    return env, args.episode_length or max_episode_steps
 
 
 def look(state):
-    """What is seen of an environment: observation, reward, and whether the episode is terminated."""
-    obs = state.obs["state"] if isinstance(state.obs, dict) else state.obs  # not what some tell the critic alone
-    is_broken = ~(jnp.isfinite(obs).all(-1) & jnp.isfinite(state.reward))  # [physics 3] the simulation has blown up
-    return obs, jnp.where(is_broken, 0, state.reward), is_broken | (state.done > 0)
+    """Observation, reward and termination of environments in this state."""
+    obs = state.obs
+    if isinstance(obs, dict):
+        obs = obs["state"]  # the rest is meant for a critic that sees more than the policy
+    is_finite = jnp.isfinite(obs).all(-1) & jnp.isfinite(state.reward)
+    reward = jnp.where(is_finite, state.reward, 0)
+    return obs, reward, ~is_finite | (state.done > 0)  # [physics 3] the simulation has blown up
 
 
 class GymEnv(gym.Env):
     """The environment in Gymnasium's form."""
 
     def __init__(self, env, render_mode):
-        self.reset_state, self.step_state, self.render_mode = jax.jit(env.reset), jax.jit(env.step), render_mode
-        obs, _, _ = jax.eval_shape(lambda key: look(env.reset(key)), jax.random.PRNGKey(0))
+        self.reset_state = jax.jit(env.reset)
+        self.step_state = jax.jit(env.step)
+        self.render_mode = render_mode
+        state = jax.eval_shape(env.reset, jax.random.PRNGKey(0))
+        obs, _, _ = jax.eval_shape(look, state)
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, obs.shape)
         self.action_space = gym.spaces.Box(-1, 1, (env.action_size,))
-        model = getattr(getattr(env, "sys", env), "mj_model", None)  # for MuJoCo to draw, whoever simulates it
-        if model is not None:
-            self.metadata = {"render_modes": ["rgb_array"], "render_fps": round(1 / float(env.dt))}
-        if model is not None and render_mode:
+        self.model = getattr(getattr(env, "sys", env), "mj_model", None)  # which MuJoCo can draw
+        if self.model is not None:
+            fps = round(1 / float(env.dt))
+            self.metadata = {"render_modes": ["rgb_array"], "render_fps": fps}
+        if self.model is not None and render_mode:
             import mujoco
 
-            self.data, self.renderer = mujoco.MjData(model), mujoco.Renderer(model, 480, 640)
-            self.forward = partial(mujoco.mj_forward, model, self.data)
+            self.data = mujoco.MjData(self.model)
+            self.renderer = mujoco.Renderer(self.model, 480, 640)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.state = self.reset_state(jax.random.PRNGKey(self.np_random.integers(2**31)))
-        return np.asarray(look(self.state)[0]), {}
+        obs, _, _ = look(self.state)
+        return np.asarray(obs), {}
 
     def step(self, action):
         self.state = self.step_state(self.state, action)
@@ -142,18 +232,26 @@ class GymEnv(gym.Env):
         return np.asarray(obs), float(reward), bool(terminated), False, {}
 
     def render(self):
-        self.data.qpos = self.state.pipeline_state.q if hasattr(self.state, "pipeline_state") else self.state.data.qpos
-        self.forward()
-        self.renderer.update_scene(self.data, 0 if self.data.model.ncam else -1)  # the first camera often follows the robot
+        import mujoco
+
+        is_brax = hasattr(self.state, "pipeline_state")
+        self.data.qpos = self.state.pipeline_state.q if is_brax else self.state.data.qpos
+        mujoco.mj_forward(self.model, self.data)
+        camera = 0 if self.model.ncam else -1  # the first one often follows the robot
+        self.renderer.update_scene(self.data, camera)
         return self.renderer.render()
 
 
 def make_envs(args, num_envs, render_mode=None):
-    """Environments for evaluation and videos; training has its own, which are compiled with it."""
-    env, episode_length = make_env(args)
-    wrappers = [gym.wrappers.ClipAction, partial(gym.wrappers.TimeLimit, max_episode_steps=episode_length)]
-    make = lambda: reduce(lambda env, wrap: wrap(env), wrappers, GymEnv(env, render_mode))  # noqa: E731
-    return gym.wrappers.vector.RecordEpisodeStatistics(gym.vector.SyncVectorEnv([make] * num_envs))
+    """Environments for evaluation and videos; those of training are compiled with it."""
+    env, max_episode_steps = make_env(args)
+
+    def make():
+        clipped = gym.wrappers.ClipAction(GymEnv(env, render_mode))
+        return gym.wrappers.TimeLimit(clipped, max_episode_steps)
+
+    envs = gym.vector.SyncVectorEnv([make] * num_envs)
+    return gym.wrappers.vector.RecordEpisodeStatistics(envs)
 
 
 class Network(nn.Module):
@@ -162,24 +260,29 @@ class Network(nn.Module):
 
     @nn.compact
     def __call__(self, obs):
-        dense = partial(nn.Dense, kernel_init=orthogonal(2**0.5))  # [core 2]
-        hidden = nn.tanh(dense(64)(nn.tanh(dense(64)(obs))))
+        layer = partial(nn.Dense, kernel_init=orthogonal(2**0.5))  # [core 2]
+        hidden = nn.tanh(layer(64)(obs))
+        hidden = nn.tanh(layer(64)(hidden))
         return nn.Dense(self.out_dim, kernel_init=orthogonal(self.gain))(hidden)
 
 
 class Agent(nn.Module):
+    """Separate networks for the policy and the value function [core 13] [continuous 4]."""
+
     action_dim: int
 
     def setup(self):
-        self.actor = Network(self.action_dim, gain=0.01)  # [core 13] two networks, nothing shared [continuous 4]
-        self.logstd = self.param("logstd", nn.initializers.zeros, (self.action_dim,))  # [continuous 2] the same in every state
+        self.actor = Network(self.action_dim, gain=0.01)
         self.critic = Network(1, gain=1.0)
+        zeros = nn.initializers.zeros
+        self.log_std = self.param("log_std", zeros, (self.action_dim,))  # [continuous 2]
 
     def __call__(self, obs):
         return self.policy(obs), self.value(obs)
 
     def policy(self, obs):
-        return self.actor(obs), self.logstd
+        """Mean and logarithm of the standard deviation of the Gaussian policy."""
+        return self.actor(obs), self.log_std
 
     def value(self, obs):
         return self.critic(obs).squeeze(-1)
@@ -190,398 +293,678 @@ def init_moments(shape):
 
 
 def update_moments(moments, rows):
-    """Mean and variance of all rows seen so far."""
+    """Mean and variance of all rows so far, with these merged in (Chan et al.)."""
     count = moments["count"] + len(rows)
-    share, delta = len(rows) / count, rows.mean(0) - moments["mean"]
+    share = len(rows) / count
+    delta = rows.mean(0) - moments["mean"]
+    mean = moments["mean"] + share * delta
     var = moments["var"] + share * (rows.var(0) - moments["var"] + (1 - share) * delta**2)
-    return dict(count=count, mean=moments["mean"] + share * delta, var=var)
+    return dict(count=count, mean=mean, var=var)
 
 
 def normalize(moments, obs):
+    """Observations with mean 0 and variance 1."""
     normalized = (obs - moments["mean"]) / jnp.sqrt(moments["var"] + 1e-8)  # [continuous 6]
     return normalized.clip(-10, 10)  # [continuous 7]
 
 
-def sample(mean, logstd, noise):
-    """An action for each row, from Gaussians with these means [continuous 1]."""
-    return mean + jnp.exp(logstd) * noise
+def sample(mean, log_std, noise):
+    return mean + jnp.exp(log_std) * noise  # [continuous 1]
 
 
-def log_prob(mean, logstd, actions):
-    """The logarithm of each action's density: the sum over its components, which are independent [continuous 3]."""
-    return (-0.5 * ((actions - mean) / jnp.exp(logstd)) ** 2 - logstd - 0.5 * math.log(2 * math.pi)).sum(-1)
+def log_prob(mean, log_std, actions):
+    """Log-density of each action: the sum over its independent components [continuous 3]."""
+    z = (actions - mean) / jnp.exp(log_std)
+    log_densities = -0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi)
+    return log_densities.sum(-1)
 
 
 def load_policy(checkpoint, envs):
-    """The trained policy: a function from observations, and which of them end an episode, to actions."""
-    agent, learned = Agent(envs.single_action_space.shape[0]), checkpoint["agent"]
+    """The trained policy for evaluation: a function from observations to actions."""
+    agent = Agent(envs.single_action_space.shape[0])
+    learned = checkpoint["agent"]
+    keys = map(jax.random.key, itertools.count())
 
     @jax.jit
     def act(key, obs):
-        policy = agent.apply(learned["params"], normalize(learned["obs_moments"], obs), method="policy")
-        return sample(*policy, jax.random.normal(key, policy[0].shape))
+        normalized = normalize(learned["obs_moments"], obs)
+        mean, log_std = agent.apply(learned["params"], normalized, method="policy")
+        return sample(mean, log_std, jax.random.normal(key, mean.shape))
 
-    jax.eval_shape(act, jax.random.key(0), np.zeros((1, *envs.single_observation_space.shape)))  # complains of odd weights
-    keys = map(jax.random.key, itertools.count())
-    return lambda obs, is_last: np.asarray(act(next(keys), obs))
+    def policy(obs, is_last):
+        return np.asarray(act(next(keys), obs))
+
+    return policy
 
 
-def make_program(args):
-    """The functions of a run: init(key) -> run, all that changes while it goes on; iterate(floats, run, _) -> run, logs."""
-    env, episode_length = make_env(args)
-    agent, action_dim = Agent(env.action_size), env.action_size
-    structure = jax.tree.structure(jax.eval_shape(env.reset, jax.random.PRNGKey(0)))  # of states, kept as a list of arrays
-    batch_size, num_updates = args.num_envs * args.num_steps, args.update_epochs * args.num_minibatches
-    num_iterations = args.total_timesteps // batch_size
+def draw_orders(key, num_orders, size):
+    """Random orders of all rows, by one sort: the last bits of each number say whose it is."""
+    row_bits = (size - 1).bit_length()
+    drawn = jax.random.bits(key, (num_orders, size)) >> row_bits << row_bits
+    return jnp.sort(drawn | jnp.arange(size, dtype=jnp.uint32)) & 2**row_bits - 1
 
-    def make_optimizer(floats, iteration):
-        learning_rate = floats["learning_rate"] * (1 - args.anneal_lr * iteration / num_iterations)  # [core 4]
-        clip = optax.clip_by_global_norm(floats["max_grad_norm"])  # [core 11]
-        return optax.chain(clip, optax.adam(learning_rate, eps=1e-5)), learning_rate  # [core 3]
+
+def make_program(args, env, max_episode_steps):
+    """The compiled functions of one run: init(key) -> run, its whole state; train(run, length).
+
+    args may hold traced values of the float flags, which differ from run to run."""
+    agent = Agent(env.action_size)
+    T, N = args.num_steps, args.num_envs
+    num_iterations = args.total_timesteps // (T * N)
+    shapes = jax.eval_shape(env.reset, jax.random.PRNGKey(0))
+    structure = jax.tree.structure(shapes)  # checkpoints hold lists of arrays
+
+    def make_optimizer(learning_rate):
+        clip = optax.clip_by_global_norm(args.max_grad_norm)  # [core 11]
+        return optax.chain(clip, optax.adam(learning_rate, eps=1e-5))  # [core 3]
 
     def init(key):
+        """The whole state of a run: agent, moments and environments."""
         key, params_key, env_key = jax.random.split(key, 3)
-        state = jax.vmap(env.reset)(jax.random.split(env_key, args.num_envs))  # [core 1]
-        obs, _, _ = look(state)
-        params, zeros = agent.init(params_key, obs), jnp.zeros(args.num_envs)
-        optimizer, _ = make_optimizer(dict.fromkeys(FLOATS, 0.0), 0)
-        world = dict(env_state=jax.tree.leaves(state), episode_return=zeros, episode_length=zeros, discounted=zeros)
-        opt_state, obs_moments = optimizer.init(ravel_pytree(params)[0]), init_moments(obs.shape[1:])
+        env_state = jax.vmap(env.reset)(jax.random.split(env_key, N))  # [core 1]
+        obs, _, _ = look(env_state)
+        params = agent.init(params_key, obs)
+        flat_params, _ = ravel_pytree(params)
+        opt_state = make_optimizer(args.learning_rate).init(flat_params)
+        obs_moments = init_moments(obs.shape[1:])
+        zeros = jnp.zeros(N)
+        world = dict(
+            env_state=jax.tree.leaves(env_state),
+            episode_return=zeros,
+            episode_length=zeros,
+            discounted=zeros,
+        )
         agent_state = dict(params=params, obs_moments=obs_moments, opt_state=opt_state)
-        run = dict(agent=agent_state, return_moments=init_moments(()), world=world)
-        return run | dict(key=key, global_step=jnp.zeros((), dtype=jnp.int32))
+        run = dict(agent=agent_state, return_moments=init_moments(()), world=world, key=key)
+        return run | dict(global_step=jnp.zeros((), dtype=jnp.int32))
 
-    def act(floats, agent_state, pool, world, drawn):
-        """One step of all environments. Those that end start anew from the state of the pool that was drawn for that case."""
+    def act(agent_state, pool, world, drawn):
+        """One step of all environments; new episodes start from the drawn states of the pool."""
         noise, places = drawn
-        state = jax.tree.unflatten(structure, world["env_state"])
-        obs, _, _ = look(state)
-        policy = agent.apply(agent_state["params"], normalize(agent_state["obs_moments"], obs), method="policy")
-        actions = sample(*policy, noise)
-        state = jax.vmap(env.step)(state, actions.clip(-1, 1))  # [continuous 5]
-        next_obs, rewards, terminated = look(state)
-        total, length = world["episode_return"] + rewards, world["episode_length"] + 1
-        discounted = rewards + floats["gamma"] * world["discounted"]
-        is_over = terminated | (length >= episode_length)  # [physics 1]
-        choose = lambda new, old: jnp.where(is_over.reshape(-1, *[1] * (old.ndim - 1)), new[places], old)  # noqa: E731
-        env_state = jax.tree.map(choose, pool, jax.tree.leaves(state))
-        row = obs, actions, log_prob(*policy, actions), rewards, discounted, terminated, next_obs, (is_over, total, length)
-        world = dict(episode_return=total * ~is_over, episode_length=length * ~is_over, discounted=discounted * ~is_over)
-        return world | dict(env_state=env_state), row
+        env_state = jax.tree.unflatten(structure, world["env_state"])
+        obs, _, _ = look(env_state)
+        normalized = normalize(agent_state["obs_moments"], obs)
+        mean, log_std = agent.apply(agent_state["params"], normalized, method="policy")
+        actions = sample(mean, log_std, noise)
+        env_state = jax.vmap(env.step)(env_state, actions.clip(-1, 1))  # [continuous 5]
+        next_obs, rewards, terminated = look(env_state)
+        episode_return = world["episode_return"] + rewards
+        episode_length = world["episode_length"] + 1
+        discounted = rewards + args.gamma * world["discounted"]
+        is_last = terminated | (episode_length >= max_episode_steps)  # [physics 1]
+        row = dict(
+            obs=obs,
+            actions=actions,
+            log_probs=log_prob(mean, log_std, actions),
+            rewards=rewards,
+            discounted=discounted,
+            terminated=terminated,
+            next_obs=next_obs,
+            episodes=(is_last, episode_return, episode_length),
+        )
+        fresh = [x[places] for x in pool]
+        choose = partial(jax.vmap(jnp.where), is_last)
+        world = dict(
+            env_state=jax.tree.map(choose, fresh, jax.tree.leaves(env_state)),
+            episode_return=episode_return * ~is_last,
+            episode_length=episode_length * ~is_last,
+            discounted=discounted * ~is_last,
+        )
+        return world, row
 
-    def estimate(floats, params, obs, next_obs, rewards, terminated, is_over):
-        """Advantages [core 5]: a truncated episode is bootstrapped from its last observation, a terminated one is not."""
-        both = jnp.stack([obs, next_obs])
-        values, next_values = agent.apply(params, both.reshape(-1, *obs.shape[2:]), method="value").reshape(both.shape[:3])
-        deltas = rewards + floats["gamma"] * jnp.where(terminated, 0, next_values) - values
-        weights = floats["gamma"] * floats["gae_lambda"] * ~is_over
+    def collect(run, noise_key, place_key, reset_key):
+        """A rollout. Its new episodes start from as many states as there are environments: to
+        reset one at each step, as Brax does, would take as long as many steps [physics 2]."""
+        noise = jax.random.normal(noise_key, (T, N, env.action_size))
+        pool = jax.tree.leaves(jax.vmap(env.reset)(jax.random.split(reset_key, N)))
+        shifts = jax.random.randint(place_key, (T, 1), 0, N)  # ends at one step: other states
+        places = (jnp.arange(N) + shifts) % N
+        step = partial(act, run["agent"], pool)
+        return jax.lax.scan(step, run["world"], (noise, places))
 
-        def accumulate(advantages, row):
-            advantages = row[0] + row[1] * advantages
-            return advantages, advantages
+    def value(params, obs):
+        flat_obs = obs.reshape(-1, obs.shape[-1])
+        return agent.apply(params, flat_obs, method="value").reshape(obs.shape[:-1])
 
-        return values, jax.lax.scan(accumulate, jnp.zeros(args.num_envs), (deltas, weights), reverse=True, unroll=16)[1]
+    def estimate(values, next_values, rewards, terminated, is_last):
+        """Advantages [core 5]; truncated episodes are bootstrapped, terminated ones are not."""
+        deltas = rewards + args.gamma * jnp.where(terminated, 0, next_values) - values
+        weights = args.gamma * args.gae_lambda * ~is_last
 
-    def loss(params, floats, minibatch):
-        obs, actions, logprobs, values, advantages, returns = minibatch
-        (mean, logstd), value = agent.apply(params, obs)
-        logratio = log_prob(mean, logstd, actions) - logprobs
-        ratio, clip_coef = jnp.exp(logratio), floats["clip_coef"]
+        def accumulate(advantage, row):
+            delta, weight = row
+            advantage = delta + weight * advantage
+            return advantage, advantage
+
+        rows = deltas, weights
+        _, advantages = jax.lax.scan(accumulate, jnp.zeros(N), rows, reverse=True, unroll=16)
+        return advantages
+
+    def ppo_loss(params, mb):
+        (mean, log_std), value = agent.apply(params, mb["obs"])
+        log_ratio = log_prob(mean, log_std, mb["actions"]) - mb["log_probs"]
+        ratio = jnp.exp(log_ratio)
+        adv = mb["advantages"]
         if args.norm_adv:  # [core 7]
-            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-        clipped_ratio = ratio.clip(1 - clip_coef, 1 + clip_coef)
-        policy_loss = -jnp.minimum(advantages * ratio, advantages * clipped_ratio).mean()  # [core 8]
-        value_error = jnp.square(value - returns)
+            adv = (adv - adv.mean()) / (adv.std() + 1e-8)
+
+        clipped_ratio = ratio.clip(1 - args.clip_coef, 1 + args.clip_coef)
+        policy_loss = -jnp.minimum(adv * ratio, adv * clipped_ratio).mean()  # [core 8]
+        value_error = (value - mb["returns"]) ** 2
         if args.clip_vloss:  # [core 9]
-            clipped_value = values + (value - values).clip(-clip_coef, clip_coef)
-            value_error = jnp.maximum(value_error, jnp.square(clipped_value - returns))
+            change = (value - mb["values"]).clip(-args.clip_coef, args.clip_coef)
+            clipped_error = (mb["values"] + change - mb["returns"]) ** 2
+            value_error = jnp.maximum(value_error, clipped_error)
         value_loss = 0.5 * value_error.mean()
-        entropy = (logstd + 0.5 * math.log(2 * math.pi * math.e)).sum()  # [continuous 3]
-        losses = {"value_loss": value_loss, "policy_loss": policy_loss, "entropy": entropy}
-        losses |= {"old_approx_kl": -logratio.mean(), "approx_kl": (ratio - 1 - logratio).mean()}  # [core 12]
-        losses |= {"clipfrac": (jnp.abs(ratio - 1) > clip_coef).mean()}
-        return policy_loss + floats["vf_coef"] * value_loss - floats["ent_coef"] * entropy, losses  # [core 10]
-
-    def iterate(floats, run, _):
-        # act: what has to be drawn is drawn before, all at once
-        params, rows = run["agent"]["params"], (args.num_steps, args.num_envs)
-        key, noise_key, place_key, reset_key, order_key = jax.random.split(run["key"], 5)
-        pool = jax.tree.leaves(jax.vmap(env.reset)(jax.random.split(reset_key, args.num_envs)))  # [physics 2]
-        shifts = jax.random.randint(place_key, (args.num_steps, 1), 0, args.num_envs)  # whoever end together start differently
-        drawn = jax.random.normal(noise_key, (*rows, action_dim)), (jnp.arange(args.num_envs) + shifts) % args.num_envs
-        world, rollout = jax.lax.scan(partial(act, floats, run["agent"], pool), run["world"], drawn)
-        obs, actions, logprobs, rewards, discounted, terminated, next_obs, episodes = rollout
-
-        # normalize observations by the statistics that acted, which then learn from these [physics 4]
-        obs_moments = update_moments(run["agent"]["obs_moments"], obs.reshape(batch_size, -1))
-        obs, next_obs = (normalize(run["agent"]["obs_moments"], x) for x in (obs, next_obs))
-
-        # scale rewards [continuous 8, 9]: by the spread of the discounted sums, which start anew with each episode
-        return_moments = update_moments(run["return_moments"], discounted.ravel())
-        scaled_rewards = (rewards / jnp.sqrt(return_moments["var"] + 1e-8)).clip(-10, 10)
-        values, advantages = estimate(floats, params, obs, next_obs, scaled_rewards, terminated, episodes[0])
-
-        # learn from minibatches of rows in a new order each epoch [core 6]: random numbers are sorted, the last bits say whose
-        returns, row_bits = advantages + values, (batch_size - 1).bit_length()
-        drawn = jax.random.bits(order_key, (args.update_epochs, batch_size)) >> row_bits << row_bits
-        orders = jnp.sort(drawn | jnp.arange(batch_size, dtype=jnp.uint32)) & 2**row_bits - 1
-        batch = obs, actions, logprobs, values, advantages, returns
-        batch = jax.tree.map(lambda x: x.reshape(batch_size, *x.shape[2:])[orders.reshape(num_updates, -1)], batch)
-        optimizer, learning_rate = make_optimizer(floats, run["global_step"] // batch_size)
-        flat, unravel = ravel_pytree(params)  # Adam is faster on one long vector
-
-        def learn(state, minibatch):
-            grads, losses = jax.grad(lambda flat: loss(unravel(flat), floats, minibatch), has_aux=True)(state[0])
-            updates, opt_state = optimizer.update(grads, state[1])
-            return (state[0] + updates, opt_state), losses
-
-        (flat, opt_state), losses = jax.lax.scan(learn, (flat, run["agent"]["opt_state"]), batch)
-        agent_state = dict(params=unravel(flat), obs_moments=obs_moments, opt_state=opt_state)
-        metrics = {f"losses/{name}": x[-1] for name, x in losses.items()} | {"losses/clipfrac": losses["clipfrac"].mean()}
-        metrics |= {"losses/explained_variance": 1 - advantages.var() / returns.var(), "charts/learning_rate": learning_rate}
-        run = dict(agent=agent_state, return_moments=return_moments, world=world, key=key) | {
-            "global_step": run["global_step"] + batch_size
+        entropy = (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()  # [continuous 3]
+        loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy  # [core 10]
+        return loss, {
+            "loss": loss,
+            "value_loss": value_loss,
+            "policy_loss": policy_loss,
+            "entropy": entropy,
+            "old_approx_kl": -log_ratio.mean(),
+            "approx_kl": (ratio - 1 - log_ratio).mean(),  # [core 12]
+            "clipfrac": (jnp.abs(ratio - 1) > args.clip_coef).mean(),
         }
-        return run, (metrics, episodes)
 
-    return init, iterate
+    def learn_all(optimizer, params, opt_state, minibatches):
+        """Adam's steps on all minibatches, on one long vector: fewer kernels on a GPU."""
+        flat_params, unravel = ravel_pytree(params)
+
+        def learn(state, mb):
+            flat_params, opt_state = state
+
+            def flat_loss(flat_params):
+                return ppo_loss(unravel(flat_params), mb)
+
+            grads, losses = jax.grad(flat_loss, has_aux=True)(flat_params)
+            updates, opt_state = optimizer.update(grads, opt_state)
+            return (optax.apply_updates(flat_params, updates), opt_state), losses
+
+        state, losses = jax.lax.scan(learn, (flat_params, opt_state), minibatches)
+        flat_params, opt_state = state
+        return unravel(flat_params), opt_state, losses
+
+    def iterate(run, _):
+        iteration = run["global_step"] // (T * N)
+        learning_rate = args.learning_rate
+        if args.anneal_lr:  # [core 4]
+            learning_rate *= 1 - iteration / num_iterations
+        params, obs_moments, opt_state = (
+            run["agent"][name] for name in ("params", "obs_moments", "opt_state")
+        )
+
+        # act
+        key, noise_key, place_key, reset_key, order_key = jax.random.split(run["key"], 5)
+        world, rollout = collect(run, noise_key, place_key, reset_key)
+        episodes = rollout["episodes"]
+
+        # normalize by the moments that acted, then update them [physics 4]
+        obs = normalize(obs_moments, rollout["obs"])
+        next_obs = normalize(obs_moments, rollout["next_obs"])
+        checked = dict(observation=rollout["obs"])
+        obs_moments = update_moments(obs_moments, rollout["obs"].reshape(T * N, -1))
+        return_moments = update_moments(run["return_moments"], rollout["discounted"].ravel())
+        rewards = rollout["rewards"] / jnp.sqrt(return_moments["var"] + 1e-8)  # [continuous 8]
+        rewards = rewards.clip(-10, 10)  # [continuous 9]
+
+        # estimate advantages
+        values, next_values = value(params, jnp.stack([obs, next_obs]))
+        is_last, _, _ = episodes
+        advantages = estimate(values, next_values, rewards, rollout["terminated"], is_last)
+        returns = advantages + values
+
+        # learn
+        rollout = dict(
+            obs=obs,
+            actions=rollout["actions"],
+            log_probs=rollout["log_probs"],
+            values=values,
+            advantages=advantages,
+            returns=returns,
+        )
+        batch = jax.tree.map(lambda x: x.reshape(T * N, *x.shape[2:]), rollout)
+        orders = draw_orders(order_key, args.update_epochs, T * N)  # [core 6]
+        orders = orders.reshape(args.update_epochs * args.num_minibatches, -1)
+        minibatches = jax.tree.map(lambda x: x[orders], batch)
+        optimizer = make_optimizer(learning_rate)
+        params, opt_state, losses = learn_all(optimizer, params, opt_state, minibatches)
+        checked["loss"] = losses.pop("loss")
+        checked = jax.tree.map(lambda x: jnp.abs(x).max(), checked)  # finite if all of it is
+        metrics = {f"losses/{name}": x[-1] for name, x in losses.items()} | {
+            "charts/learning_rate": learning_rate,
+            "losses/clipfrac": losses["clipfrac"].mean(),
+            "losses/explained_variance": 1 - (returns - values).var() / returns.var(),
+        }
+        run = dict(
+            agent=dict(params=params, obs_moments=obs_moments, opt_state=opt_state),
+            return_moments=return_moments,
+            world=world,
+            key=key,
+            global_step=run["global_step"] + T * N,
+        )
+        return run, (metrics, checked, episodes)
+
+    def train(run, length):
+        """Some iterations, with the metrics of the last one and all episodes."""
+        run, (metrics, checked, episodes) = jax.lax.scan(iterate, run, None, length)
+        metrics = jax.tree.map(lambda x: x[-1], metrics)
+        return run, metrics, jax.tree.map(jnp.max, checked), episodes
+
+    return init, train
 
 
-@cache
-def crc_tables(length):
-    """What a byte adds to the checksum (CRC-32C) of so many bytes, by its place and its value."""
-    table = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        table = table >> 1 ^ np.uint32(0x82F63B78) * (table & 1)
-    step = lambda x, _: table[x & 255] ^ x >> 8  # noqa: E731  one byte more behind it
-    return np.array(list(itertools.accumulate(range(length - 1), step, initial=table))[::-1])
+def mean_episode(is_last, returns, lengths):
+    """Means over the episodes that ended during a call, NaN if there is none."""
+    count = is_last.sum()
+    return {
+        "charts/episodic_return": (returns * is_last).sum() / count,
+        "charts/episodic_length": (lengths * is_last).sum() / count,
+    }
 
 
-def frame(rows):
-    """TensorBoard's records of events, each a row of bytes: length, checksum, event, checksum."""
-
-    def checksum(rows):
-        places = np.arange(rows.shape[1])
-        rows = rows ^ np.uint8(255) * (places < 4)  # it starts with all bits set
-        crc = ~np.bitwise_xor.reduce(crc_tables(len(places))[places, rows], axis=1)
-        return ((crc >> 15 | crc << 17) + np.uint32(0xA282EAD8)).astype("<u4")[:, None].view(np.uint8)
-
-    lengths = np.full((len(rows), 1), rows.shape[1], dtype="<u8").view(np.uint8)
-    return np.hstack([lengths, checksum(lengths), rows, checksum(rows)])
+def take(runs, number):
+    """One of the runs, whose arrays are stacked."""
+    return jax.tree.map(lambda x: x[number], runs)
 
 
-def scalar_events(steps, scalars):
-    """Events with scalars at many steps, as rows of bytes: made one by one, they would take longer than the training."""
-    text = lambda *parts: np.frombuffer(b"".join(parts), dtype=np.uint8)  # noqa: E731
-    varint = lambda x, size: x[:, None] >> 7 * np.arange(size) & 127 | [128] * (size - 1) + [0]  # noqa: E731
-    values = []
-    for name, column in scalars.items():  # the fields of Summary.Value: 1 is the tag, 2 the simple_value
-        values.append(text(b"\x0a", bytes([len(name) + 7]), b"\x0a", bytes([len(name)]), name.encode(), b"\x15"))
-        values.append(np.asarray(column, dtype="<f4")[:, None].view(np.uint8))
-    size = sum(x.shape[-1] for x in values)
-    wall_time, size = np.array([time.time()], dtype="<f8").view(np.uint8), varint(np.array([size]), 2)[0]
-    fields = [text(b"\x09"), wall_time, text(b"\x10"), varint(np.asarray(steps, dtype=np.int64), 5), text(b"\x2a"), size]
-    return np.hstack([np.broadcast_to(x, (len(steps), x.shape[-1])).astype(np.uint8) for x in fields + values])
+def side_by_side(train_run, num_runs):
+    """Train all runs at once; one alone is faster without an axis for runs."""
+
+    def train_alone(*stacked):
+        results = train_run(*take(stacked, 0))
+        return jax.tree.map(lambda x: x[None], results)
+
+    return jax.vmap(train_run) if num_runs > 1 else train_alone
+
+
+def restore_runs(all_args, runs):
+    """All runs at their last checkpoint and its step; the given runs and 0 if there is none yet."""
+    restored = []
+    for number, run_args in enumerate(all_args):
+        run, global_step = restore_checkpoint(run_args, take(runs, number))
+        restored.append(run)
+    return jax.tree.map(lambda *x: jnp.stack(x), *restored), global_step
+
+
+def save_runs(run_folders, all_args, runs, global_step):
+    """A checkpoint of each run, even if an interrupt or another run's weights stop the program."""
+    runs = jax.device_get(runs)
+    stop = None
+    for number, run_folder in enumerate(run_folders):
+        try:
+            save_checkpoint(run_folder, all_args[number], take(runs, number), global_step)
+        except SystemExit as error:
+            stop = error
+    if stop:
+        raise stop
+
+
+def record_episode(envs, policy, seed, run_folder, global_step):
+    """A video of one episode, or of its first 1,000 frames."""
+    envs = RecordVideo(envs, run_folder, global_step)
+    obs, _ = envs.reset(seed=seed)
+    is_last = np.zeros(1, dtype=bool)
+    while envs.recording and not is_last[0]:
+        obs, _, terminated, truncated, _ = envs.step(policy(obs, is_last))
+        is_last = terminated | truncated
+    if envs.recording:
+        envs.stop_recording()
+
+
+# -- the same in every JAX file: flags, errors, run folder, checkpoints ----------------------------
+
+
+FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
+
+
+def require(condition, message):
+    if not condition:
+        raise ValueError(message)
+
+
+def require_positive(args, *names):
+    for name in names:
+        require(getattr(args, name) > 0, f"{name} must be positive, not {getattr(args, name)}")
+
+
+def require_fraction(args, *names):
+    for name in names:
+        value = getattr(args, name)
+        require(0 <= value <= 1, f"{name} must be between 0 and 1, not {value}")
+
+
+def require_memory(num_bytes):
+    free = psutil.virtual_memory().available
+    require(num_bytes < free, f"{num_bytes / 1e9:.1f} GB of memory needed, {free / 1e9:.1f} free")
+
+
+def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
+    """An episode's last observation must be its own, and videos need frames."""
+    require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
+    if args.capture_video:
+        has_frames = "rgb_array" in envs.metadata.get("render_modes", ())
+        require(has_frames, "no rgb_array rendering for --capture-video")
+        envs.reset()
+        envs.render()  # MuJoCo needs OpenGL, which a server may not have
+
+
+@contextmanager
+def explain(attempt):
+    """Report an error inside as one line; CLEANRL_TRACEBACK=1 shows where it comes from."""
+    try:
+        yield
+    except Exception as error:
+        if os.environ.get("CLEANRL_TRACEBACK"):
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise SystemExit(f"cannot {attempt}: {reason[:500]}") from None
+
+
+def parse_args():
+    """The flags of the command line, or with --resume those of the interrupted run."""
+    args = tyro.cli(Args)
+    if args.resume:
+        with explain(f"resume {args.resume}"):
+            args = load_args(args.resume)
+    with explain("run with these flags"):
+        for name, value in vars(args).items():
+            require(not isinstance(value, float) or math.isfinite(value), f"{name} is {value}")
+        require(0 <= args.seed < 2**32, "seed must be between 0 and 2**32 - 1")
+        args.check()
+    return args
+
+
+def load_args(folder):
+    """The flags of a run; only a larger --total-timesteps may be passed beside --resume."""
+    from pydantic import TypeAdapter
+
+    run = json.loads(Path(folder, "run.json").read_text())
+    require(run["file"] == Path(__file__).name, f"it is a run of {run['file']}")
+    if run.get("sha256", FILE_HASH) != FILE_HASH:
+        print(f"warning: {run['file']} has changed since this run started", file=sys.stderr)
+    recorded = TypeAdapter(Args).validate_python(run["args"] | {"resume": folder})
+    args = tyro.cli(Args, default=recorded)
+    changed = [name for name, value in vars(args).items() if value != getattr(recorded, name)]
+    require(set(changed) <= {"total_timesteps"}, f"do not pass {', '.join(changed)} with --resume")
+    require(args.total_timesteps >= recorded.total_timesteps, "total_timesteps can only grow")
+    return args
+
+
+def seed_everything(args):
+    random.seed(args.seed)
+    np.random.seed(args.seed)
+    return jax.random.PRNGKey(args.seed)
+
+
+def make_run_folder(args):
+    """runs/{env_id}__{exp_name}__{seed}__{unix time}, at a second that no other run has taken."""
+    for second in itertools.count(int(time.time())):
+        name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
+        folder = Path("runs", re.sub(r"[/\\:]", "-", name))
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            continue
+
+
+def lock_run_folder(folder):
+    """Refuse a folder that another process is writing to."""
+    lock = FileLock(folder / "lock", timeout=0, is_singleton=True)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ValueError(f"process {(folder / 'pid').read_text()} is writing to it") from None
+    atexit.register(lock.release)
+    (folder / "pid").write_text(str(os.getpid()))
+
+
+def open_run(args, device, global_step, **more):
+    """The run folder, with the flags and versions in run.json, and the writer of its curves."""
+    folder = Path(args.resume or "runs")
+    with explain(f"log to {folder}"):
+        if args.track:
+            import wandb
+
+            wandb.login()  # a missing login is told before anything is written
+        if args.resume:
+            lock_run_folder(folder)
+            run = json.loads((folder / "run.json").read_text())
+        else:
+            describe = ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=40"]
+            here = Path(__file__).parent
+            git = subprocess.run(describe, cwd=here, capture_output=True, text=True)
+            run = {
+                "file": Path(__file__).name,
+                "sha256": FILE_HASH,
+                "tags": [tag for tag in os.environ.get("WANDB_TAGS", "").split(",") if tag],
+                "start_time": time.time(),
+                "commit": git.stdout.strip().removesuffix("-dirty"),
+                "dirty": git.stdout.strip().endswith("-dirty"),
+                "device": device.device_kind,
+                "python": platform.python_version(),
+                "packages": {package.name: package.version for package in distributions()},
+            } | more
+            folder = make_run_folder(args)
+            lock_run_folder(folder)
+            shutil.copy(__file__, folder)  # the exact code of this run
+        run["args"] = asdict(args) | {"resume": None}
+        (folder / "run.tmp").write_text(json.dumps(run, indent=2, default=str))
+        os.replace(folder / "run.tmp", folder / "run.json")
+        tracker = None
+        if args.track:
+            project = dict(project=args.wandb_project_name, entity=args.wandb_entity)
+            names = dict(id=folder.name, name=folder.name, resume="allow")
+            tracker = wandb.init(**project, **names, config=asdict(args), reinit="create_new")
+            atexit.register(tracker.finish)
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
+    print(f"run folder: {folder}")
+    print(f"device: {device.device_kind}", flush=True)
+    return folder, Writer(folder, tracker, global_step)
+
+
+class Writer:
+    """The curves of one run: TensorBoard events, and Weights & Biases with --track."""
+
+    def __init__(self, folder, tracker, global_step):
+        name = f"events.out.tfevents.{time.time():.6f}.{platform.node()}"
+        self.records = RecordWriter((folder / name).open("ab", buffering=0))
+        self.tracker = tracker
+        self.logged_videos = set(folder.glob("videos/*.mp4"))
+        self.add_event(file_version="brain.Event:2")
+        start = SessionLog(status=SessionLog.START)
+        self.add_event(step=global_step + 1, session_log=start)  # hides what a resume repeats
+
+    def add_event(self, **event):
+        self.records.write(Event(wall_time=time.time(), **event).SerializeToString())
+
+    def add_scalars(self, step, scalars):
+        values = [Summary.Value(tag=name, simple_value=float(x)) for name, x in scalars.items()]
+        self.add_event(step=int(step), summary=Summary(value=values))
+        if self.tracker:
+            self.tracker.log(
+                {name: float(x) for name, x in scalars.items()} | {"global_step": step}
+            )
+
+    def add_videos(self, folder, step):
+        """Upload the videos that Weights & Biases does not have yet."""
+        import wandb
+
+        for path in sorted(set(folder.glob("videos/*.mp4")) - self.logged_videos):
+            self.tracker.log({"videos": wandb.Video(str(path)), "global_step": step})
+            self.logged_videos.add(path)
+
+    def close(self):
+        self.records.close()
+
+
+def interrupt(number, frame):
+    """The first signal lets the loop save a checkpoint and stop, the second ends the program."""
+    interrupted.set()
+    signal.signal(number, signal.SIG_DFL)
+
+
+def check_finite(args, step, **values):
+    """End the run at the first NaN or infinity, before a checkpoint holds what became of it."""
+    for name, value in values.items():
+        finite = np.isfinite(value)
+        if not finite.all():
+            bad = np.asarray(value)[~finite][0]
+            raise SystemExit(f"{name} of {args.env_id} at step {step}: {bad}")
+
+
+class RecordVideo(gym.wrappers.vector.RecordVideo):
+    """Episodes of the first environment, 1,000 frames at most: they are kept in memory."""
+
+    def __init__(self, envs, folder, global_step):
+        prefix = f"step-{global_step}"
+        super().__init__(envs, f"{folder}/videos", name_prefix=prefix, record_first_only=True)
+
+    def _capture_frame(self):
+        super()._capture_frame()
+        if len(self.recorded_frames) >= 1000:
+            self.stop_recording()
+
+
+def save_checkpoint(folder, args, state, global_step):
+    """Write aside, then rename: the checkpoint is always whole. Stops the run if interrupted."""
+    settings = asdict(args) | {"resume": None}
+    checkpoint = {"global_step": global_step} | to_state_dict(jax.device_get(state))
+    checkpoint["args"] = json.loads(json.dumps(settings, default=str))
+    path = folder / "checkpoint.tmp"
+    with explain(f"save step {global_step} ({shutil.disk_usage(folder).free / 1e9:.1f} GB free)"):
+        require_finite_weights(checkpoint)
+        try:
+            path.write_bytes(msgpack_serialize(checkpoint))
+            os.replace(path, folder / "checkpoint.msgpack")
+        finally:
+            path.unlink(missing_ok=True)
+    if interrupted.is_set():
+        raise SystemExit(f"interrupted at step {global_step}, continue with --resume {folder}")
+
+
+def require_finite_weights(checkpoint):
+    for path, value in jax.tree.leaves_with_path(checkpoint.get("agent", {})):
+        is_float = np.issubdtype(np.asarray(value).dtype, np.floating)
+        finite = not is_float or np.isfinite(value).all()
+        require(finite, f"agent{jax.tree_util.keystr(path)} is not finite")
+
+
+def restore_checkpoint(args, state):
+    """The state of the last checkpoint and its step; the given state and 0 if there is none yet."""
+    path = Path(args.resume or "", "checkpoint.msgpack")
+    if not args.resume or not path.exists():
+        return state, 0
+    with explain(f"resume {args.resume}"):
+        try:
+            checkpoint = msgpack_restore(path.read_bytes())
+        except Exception:
+            raise ValueError("checkpoint.msgpack is damaged") from None
+        require_finite_weights(checkpoint)
+        restored = from_state_dict(state, {name: checkpoint[name] for name in state})
+        shapes = jax.tree.map(lambda x: (np.shape(x), np.asarray(x).dtype), [state, restored])
+        require(shapes[0] == shapes[1], "its checkpoint has arrays of other shapes")
+        return jax.tree.map(jnp.array, restored), int(checkpoint["global_step"])
+
+
+# -- the algorithm ---------------------------------------------------------------------------------
 
 
 if __name__ == "__main__":
-    # check what was asked for before anything is written
-    args, start_time = tyro.cli(Args), time.time()
-    resume, asked_id = args.resume, args.env_id
-    try:
-        if resume:
-            assert args == Args(resume=resume, env_id=asked_id), "it goes on with the runs' own flags: give no others"
-            all_args = []
-            for folder in resume:  # which may be a stranger's: it is only believed in what cannot do harm
-                about = json.loads(Path(folder, "run.json").read_text())
-                args = Args(**about["args"] | {"sweep": (), "resume": ()})
-                assert about["file"] == Path(__file__).name, f"it is a run of {about['file']}"
-                kinds = Args.__annotations__ | {"sweep": tuple, "resume": tuple}
-                assert all(isinstance(value, kinds[name]) for name, value in vars(args).items()), "wrong types"
-                all_args.append(args)
-        else:
-            assert "--resume" not in sys.argv, "which folders?"
-            assert 0 < args.num_seeds < 2**16, "the seeds are at least one and below 65536"
-            grid = [[(name, float(x)) for x in xs.split(",")] for name, _, xs in (item.partition("=") for item in args.sweep)]
-            assert all(name in FLOATS for choices in grid for name, _ in choices), f"takes {', '.join(FLOATS)}"
-            all_args = [
-                replace(args, seed=seed, num_seeds=1, sweep=(), **dict(choice), exp_name=args.exp_name + suffix)
-                for choice in itertools.product(*grid)
-                for suffix in ["".join(f"-{name}={x:g}" for name, x in choice)]
-                for seed in range(args.seed, args.seed + args.num_seeds)
-            ]
-    except Exception as error:
-        raise SystemExit(f"cannot {' '.join(sys.argv[1:])}: {type(error).__name__}: {error}".splitlines()[0]) from None
-    args = all_args[0]
-    if args.env_id != asked_id and (":" in args.env_id or asked_id != Args.env_id):  # an id may name a module to import
-        raise SystemExit(f"{resume[0]} is a run on {args.env_id!r}: add --env-id with that id if you trust what it imports")
-    run_names = [f"{run.env_id}__{run.exp_name}__{run.seed}__{int(start_time)}" for run in all_args]
-    run_folders = [Path("runs", name.translate(str.maketrans("/\\:", "---"))) for name in run_names]
-    run_folders = [Path(folder).absolute() for folder in resume] or run_folders
-
-    # check that the numbers fit together and the file fits the environment
-    alike = [replace(run, seed=0, exp_name="", **dict.fromkeys(FLOATS, 0.0)) for run in all_args]
-    if any(run != alike[0] for run in alike) or len(set(run_folders)) < len(all_args):
-        raise SystemExit("runs side by side differ in their seeds and in what --sweep takes; the rest is alike")
-    for rule in (
-        "num_envs > 0; num_minibatches > 0; update_epochs > 0; checkpoint_interval > 0; log_interval > 0; num_steps > 0; "
-        "num_envs * num_steps % num_minibatches == 0; num_envs * num_steps <= min(total_timesteps, 2**24); 0 <= gamma <= 1; "
-        "0 <= gae_lambda <= 1; clip_coef > 0; max_grad_norm > 0; 0 < learning_rate < 1e9; abs(ent_coef) < 1e9; "
-        "abs(vf_coef) < 1e9; total_timesteps < 2**31; 0 <= seed < 2**32; episode_length is None or episode_length > 0"
-    ).split("; "):
-        if not all(eval(rule, {}, vars(run)) for run in all_args):
-            raise SystemExit(f"these flags do not fit: {rule} must hold")
-    try:
+    args = parse_args()
+    with explain(f"resume {args.resume}" if args.resume else "run with these flags"):
+        all_args = gather_batch(args) if args.resume else expand_sweep(args)
+        for run_args in all_args:
+            run_args.check()
+    num_runs, T, N = len(all_args), args.num_steps, args.num_envs
+    with explain(f"train on {args.env_id}"):
         envs = make_envs(args, 1, "rgb_array" if args.capture_video else None)
-    except Exception as error:
-        raise SystemExit(f"cannot make {args.env_id}: {type(error).__name__}: {error}".splitlines()[0]) from None
-    obs_shape = envs.single_observation_space.shape
-    for need, is_met in {
-        "flat observations": len(obs_shape) == 1,
-        "rgb_array rendering for a video": not args.capture_video or "rgb_array" in envs.metadata.get("render_modes", ()),
-    }.items():
-        if not is_met:
-            raise SystemExit(f"{Path(__file__).name} needs {need}, which {args.env_id} does not have")
+        obs_shape = envs.single_observation_space.shape
+        require(len(obs_shape) == 1, "flat observations are needed")
+        require_envs(args, envs)
+        env, max_episode_steps = make_env(args)
+        init, _ = make_program(args, env, max_episode_steps)
+        num_rows = num_runs * T * N * (2 + args.update_epochs)
+        require_memory(4 * num_rows * obs_shape[0])
 
-    # seed, build, restore
-    inputs = len(all_args) * args.num_envs * np.prod(obs_shape)  # numbers read at a step; a GPU pays only from many on
-    device = jax.devices()[0] if args.cuda and inputs >= 2**6 else jax.devices("cpu")[0]
+    num_inputs = num_runs * N * obs_shape[0]  # numbers that a step reads
+    use_gpu = args.cuda and num_inputs >= 2**6
+    device = jax.devices()[0] if use_gpu else jax.devices("cpu")[0]
     jax.config.update("jax_default_device", device)
-    jax.config.update("jax_default_matmul_precision", "highest")  # physics does not bear the few bits that GPUs multiply with
-    batch_size, iteration = args.num_envs * args.num_steps, 0
-    num_iterations = args.total_timesteps // batch_size
-    init, iterate = make_program(args)
-    floats = {name: jnp.array([getattr(run, name) for run in all_args]) for name in FLOATS}
-    keys = jnp.stack([jax.random.PRNGKey(run.seed) for run in all_args])
-    init_all = partial(jax.lax.map, init)  # one after the other: on few cores, XLA's QR of a batch of matrices may never end
-    runs = jax.jit(init_all, compiler_options={"xla_backend_optimization_level": 0})(keys)  # quick to compile
-    if resume and any((folder / "checkpoint.msgpack").exists() for folder in run_folders):
-        try:
-            checkpoints = [msgpack_restore((folder / "checkpoint.msgpack").read_bytes()) for folder in run_folders]
-            restored = from_state_dict(runs, jax.tree.map(lambda *x: np.stack(x), *checkpoints))
-            for old, new in zip(*map(jax.tree.leaves, (runs, restored)), strict=True):
-                assert (old.shape, old.dtype) == (new.shape, new.dtype), "arrays of other shapes"
-            runs, global_step = jax.tree.map(jnp.array, restored), int(restored["global_step"][0])
-            assert global_step in range(0, num_iterations * batch_size + 1, batch_size), f"step {global_step} of another run"
-            assert (restored["global_step"] == global_step).all(), "not all have come as far: resume them one by one"
-            iteration = global_step // batch_size
-        except Exception as error:
-            raise SystemExit(f"cannot resume {' '.join(resume)}: {type(error).__name__}: {error}".splitlines()[0]) from None
+    jax.config.update("jax_default_matmul_precision", "highest")  # physics needs all bits of a GPU
+    keys = jnp.stack([seed_everything(run_args) for run_args in all_args])
+    init_all = partial(jax.lax.map, init)  # vectorized, QR may hang on few cores
+    quickly = {"xla_backend_optimization_level": 0}  # compiled, as it runs only once
+    runs = jax.jit(init_all, compiler_options=quickly)(keys)
+    runs, global_step = restore_runs(all_args, runs)
+    start_step = global_step
+    batch = uuid.uuid4().hex  # --resume finds the runs of this program by it
+    opened = [open_run(run_args, device, global_step, batch=batch) for run_args in all_args]
+    run_folders, writers = zip(*opened, strict=True)
 
-    # open the logs: each run has its own, as if it had been trained alone
-    git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True, text=True)
-    about = {
-        "file": Path(__file__).name,
-        "args": asdict(args),
-        "tags": list(filter(None, os.environ.get("WANDB_TAGS", "").split(","))),
-        "start_time": start_time,
-        "commit": git.stdout.strip(),
-        "device": device.device_kind if device.platform == "gpu" else platform.machine(),
-        "python": platform.python_version(),
-        "packages": {d.name: d.version for d in distributions()},
-    }
-    tracked = []
-    for run, run_folder in zip(all_args, run_folders, strict=True):
-        try:
-            if args.track:
-                import wandb
+    num_iterations = args.total_timesteps // (T * N)
+    iteration = global_step // (T * N)
+    lengths = range(1, args.log_interval + 1)
+    length = max(n for n in lengths if num_iterations % n == 0 and iteration % n == 0)
 
-                names = dict(project=args.wandb_project_name, entity=args.wandb_entity, name=run_folder.name)
-                names |= dict(id=run_folder.name, config=asdict(run), resume="allow", reinit="create_new", save_code=True)
-                tracked.append(wandb.init(**names))
-            if not resume:  # the folder appears with run.json in it, or not at all
-                assert not run_folder.exists(), "there is such a run already"
-                os.makedirs(f"{run_folder}.tmp")
-                Path(f"{run_folder}.tmp", "run.json").write_text(json.dumps(about | {"args": asdict(run)}, indent=2))
-                os.rename(f"{run_folder}.tmp", run_folder)
-        except Exception as error:
-            raise SystemExit(f"cannot log to {run_folder}: {type(error).__name__}: {error}".splitlines()[0]) from None
-        print(f"run folder: {run_folder}")
-    start = SessionLog(status=SessionLog.START)  # hides what was logged after the checkpoint
-    start = Event(wall_time=time.time(), step=iteration * batch_size + 1, session_log=start)
-    events = [folder / f"events.out.tfevents.{time.time():.6f}.{platform.node()}" for folder in run_folders]
-    for event in (Event(wall_time=time.time(), file_version="brain.Event:2"), start):
-        for path in events:
-            with path.open("ab") as file:
-                file.write(frame(np.frombuffer(event.SerializeToString(), dtype=np.uint8)[None]))
+    def train_run(values, run):
+        """A call for one run; its length is fixed, since another would be compiled anew."""
+        _, train = make_program(replace(args, **values), env, max_episode_steps)
+        run, metrics, checked, episodes = train(run, length)
+        if num_runs > 1:  # each episode of many runs would be too much to log
+            metrics |= mean_episode(*episodes)
+            episodes = ()
+        return run, metrics, checked, episodes
 
-    def log(run_numbers, steps, scalars):
-        """Scalars of many runs, sorted by run, at many steps."""
-        rows, starts = frame(scalar_events(steps, scalars)), np.searchsorted(run_numbers, np.arange(len(events) + 1))
-        for number, path in enumerate(events):
-            with path.open("ab") as file:
-                file.write(rows[starts[number] : starts[number + 1]].tobytes())
-        for i in range(len(steps)) if tracked else ():
-            values = {name: float(column[i]) for name, column in scalars.items()}
-            tracked[run_numbers[i]].log(values | {"global_step": int(steps[i])})
+    train = jax.jit(side_by_side(train_run, num_runs), donate_argnums=1)
+    values = {name: jnp.float32([getattr(x, name) for x in all_args]) for name in SWEEPABLE}
+    start_time = time.time()
+    total = num_iterations * T * N
+    progress = tqdm(initial=global_step, total=total, unit="step", unit_scale=True)
 
-    # train
-    is_summary = len(all_args) > 64  # of more runs than that, what is logged of the episodes of a call is their mean
-
-    def side_by_side(function):  # a run that is alone is faster without an axis of its own
-        alone = lambda *runs: jax.tree.map(lambda x: x[None], function(*jax.tree.map(lambda x: x[0], runs)))  # noqa: E731
-        return jax.vmap(function) if len(all_args) > 1 else alone
-
-    @partial(jax.jit, static_argnums=1, donate_argnums=0)
-    def train(runs, length):
-        of_one_run = lambda x, run: jax.lax.scan(partial(iterate, x), run, None, length)  # noqa: E731
-        runs, (metrics, episodes) = side_by_side(of_one_run)(floats, runs)
-        is_over, returns, lengths = episodes
-        count = is_over.sum((1, 2, 3))
-        if is_summary:
-            episodes = count > 0, (returns * is_over).sum((1, 2, 3)) / count, (lengths * is_over).sum((1, 2, 3)) / count
-        return runs, (metrics, episodes)
-
-    pending, clock = [], None
-    progress = tqdm(initial=iteration * batch_size, total=num_iterations * batch_size, unit="step", unit_scale=True)
     while iteration < num_iterations:
         # act, estimate advantages and learn, in one call of the program
-        length = min(args.log_interval, num_iterations - iteration)
-        runs, logs = train(runs, length)
+        runs, *logs = train(values, runs)
         iteration += length
-        global_step = iteration * batch_size
-        pending.append((global_step - length * batch_size, length, logs))
-        is_due = iteration // args.checkpoint_interval > (iteration - length) // args.checkpoint_interval
-        is_due |= iteration == num_iterations
+        metrics, checked, episodes = jax.device_get(logs)
+        if num_runs == 1:
+            is_last, returns, lengths = map(np.ravel, episodes)
+            for i in np.flatnonzero(is_last):
+                episode = {
+                    "charts/episodic_return": returns[i],
+                    "charts/episodic_length": lengths[i],
+                }
+                writers[0].add_scalars(global_step + i + 1, episode)
+                progress.set_postfix(episodic_return=f"{returns[i]:.1f}", refresh=False)
+        global_step += length * T * N
+        progress.update(length * T * N)
 
-        # log what the call before did, while this one is at work
-        while len(pending) > (not is_due):
-            first_step, length, logs = pending.pop(0)
-            metrics, (is_over, returns, lengths) = jax.device_get(logs)
-            last_step, (numbers, places) = first_step + length * batch_size, np.nonzero(is_over.reshape(len(all_args), -1))
-            episodes = {"charts/episodic_return": returns[is_over], "charts/episodic_length": lengths[is_over]}
-            log(numbers, np.full_like(places, last_step) if is_summary else first_step + places + 1, episodes)
-            if clock is None:  # what compiled does not count
-                clock = last_step, time.time()
-            else:
-                steps_per_second = int(len(all_args) * (last_step - clock[0]) / (time.time() - clock[1]))  # of all runs
-                metrics["charts/SPS"] = np.full((len(all_args), length), steps_per_second)
-            numbers, iterations = np.divmod(np.arange(len(all_args) * length), length)
-            log(numbers, first_step + (iterations + 1) * batch_size, {name: x.ravel() for name, x in metrics.items()})
-            progress.update(length * batch_size)
-            if is_over.any():
-                progress.set_postfix(episodic_return=f"{returns[is_over].mean():.1f}", refresh=False)
-
-        # checkpoint
-        if is_due:
-            checkpoint = to_state_dict(jax.device_get(runs))
-            for number, run_folder in enumerate(run_folders):
-                of_run = jax.tree.map(lambda x, number=number: x[number], checkpoint)
-                (run_folder / "checkpoint.tmp").unlink(missing_ok=True)  # never write through a stranger's link
-                (run_folder / "checkpoint.tmp").write_bytes(msgpack_serialize(of_run))
-                os.replace(run_folder / "checkpoint.tmp", run_folder / "checkpoint.msgpack")  # whole, or not at all
+        # log
+        sps = num_runs * (global_step - start_step) / (time.time() - start_time)  # of all runs
+        for number, (run_folder, writer) in enumerate(opened):
+            named = replace(args, env_id=run_folder.name)  # tells which run it was
+            check_finite(named, global_step, **take(checked, number))
+            scalars = take(metrics, number) | {"charts/SPS": int(sps)}
+            known = {name: x for name, x in scalars.items() if not np.isnan(x)}
+            writer.add_scalars(global_step, known)
+            if "charts/episodic_return" in known:
+                episode_return = known["charts/episodic_return"]
+                progress.set_postfix(episodic_return=f"{episode_return:.1f}", refresh=False)
+        is_due = iteration % args.checkpoint_interval < length or iteration == num_iterations
+        if is_due or interrupted.is_set():
+            for number, (run_folder, writer) in enumerate(opened):
                 if args.capture_video:
-                    videos = dict(video_folder=str(run_folder / "videos"), name_prefix=f"step-{global_step}")
-                    recorded, policy = gym.wrappers.vector.RecordVideo(envs, **videos), load_policy(of_run, envs)
-                    (obs, _), is_last = recorded.reset(seed=args.seed % 2**31), np.zeros(1, dtype=bool)
-                    while not is_last:
-                        obs, _, terminated, truncated, _ = recorded.step(policy(obs, is_last))
-                        is_last = terminated | truncated
-                    recorded.stop_recording()
-                    for video in (run_folder / "videos").glob(f"step-{global_step}-*.mp4") if tracked else ():
-                        tracked[number].log({"videos": wandb.Video(str(video)), "global_step": global_step})
+                    policy = load_policy(take(runs, number), envs)
+                    record_episode(envs, policy, all_args[number].seed, run_folder, global_step)
+                if args.track:
+                    writer.add_videos(run_folder, global_step)
+            save_runs(run_folders, all_args, runs, global_step)
 
     progress.close()
     envs.close()
-    for run in tracked:
-        run.finish()
+    for writer in writers:
+        writer.close()

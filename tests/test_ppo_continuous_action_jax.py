@@ -1,14 +1,18 @@
-"""cleanrl/ppo_continuous_action_jax.py. test_physics_N guards detail N of docs/rl-algorithms/ppo-continuous-action-jax.md, the
-others those of ppo.md; tests/mutations shows that each test bites.
+"""cleanrl/ppo_continuous_action_jax.py.
 
-Compiling takes longer than everything else here: so tests share a program, which is made once for each file.
+test_physics_N guards detail N of docs/rl-algorithms/ppo-continuous-action-jax.md, the others those
+of ppo.md; tests/mutations shows that each test can fail. Compiling takes longer than everything
+else here: so tests share a program, which is compiled once for each file.
 """
 
 import functools
 import os
 import runpy
 import shutil
+import sys
+from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import brax.envs
 import brax.spring.collisions
@@ -22,12 +26,22 @@ import torch
 import tests.brax_probes  # noqa: F401  registers them
 from tests.harness import FILES, about, only_run, read_checkpoint, same, scalars
 from tests.test_dqn_jax import compiled_quickly, leaves, play, train, without_speed
-from tests.test_ppo_jax import advantages_of, begin, halfway, runs_of
 
 
-@pytest.fixture
-def file():
-    return FILES["ppo_continuous_action_jax"]
+def begin(file, *flags):
+    """The flags, a run that has not begun, and a function that takes it an iteration further."""
+    names = runpy.run_path(str(file))
+    with mock.patch.object(sys, "argv", [str(file), *map(str, flags)]):
+        args = names["parse_args"]()
+    init, train = names["make_program"](args, *names["make_env"](args))
+    run = compiled_quickly(lambda: jax.device_get(jax.jit(init)(jax.random.PRNGKey(args.seed))))
+    program = jax.jit(lambda run: train(run, 1))
+
+    def further(run):
+        run, metrics, _, episodes = compiled_quickly(lambda: jax.device_get(program(run)))
+        return run, (metrics, [x[0] for x in episodes])
+
+    return args, run, further
 
 
 TWIN = functools.cache(
@@ -39,18 +53,16 @@ def torch_agent(agent_state):
     """An agent of ppo_continuous_action.py with the weights and statistics of one of ours."""
     params, moments = agent_state["params"]["params"], agent_state["obs_moments"]
     spaces = [
-        gym.spaces.Box(-1, 1, shape) for shape in (moments["mean"].shape, params["logstd"].shape)
+        gym.spaces.Box(-1, 1, shape) for shape in (moments["mean"].shape, params["log_std"].shape)
     ]
     agent = TWIN()["Agent"](
         SimpleNamespace(single_observation_space=spaces[0], single_action_space=spaces[1])
     )
-    state = {"logstd": params["logstd"]} | {f"obs_moments.{name}": x for name, x in moments.items()}
+    state = {"log_std": params["log_std"]} | {
+        f"obs_moments.{name}": x for name, x in moments.items()
+    }
     for name in ("actor", "critic"):
-        for place, layer in {
-            0: "Dense_1",
-            2: "Dense_0",
-            4: "Dense_2",
-        }.items():  # flax numbers them as they are made
+        for place, layer in {0: "Dense_0", 2: "Dense_1", 4: "Dense_2"}.items():
             of_layer = params[name][layer]
             state |= {
                 f"{name}.{place}.weight": of_layer["kernel"].T,
@@ -60,12 +72,18 @@ def torch_agent(agent_state):
     return agent
 
 
-# an iteration, written anew: environments that answer one by one, and the agent, normalizers, and losses of the PyTorch file
+def normalize(agent, obs):
+    return torch.from_numpy(agent.normalize(obs))
+
+
+# an iteration as a reference: the agent, normalizers and losses are those of the PyTorch file
 
 
 def follow(args, run):
-    """The rollout of a run's next iteration, with the random numbers that the program draws, what the world is after it, the
-    states that the environments could start from, and the order of rows in each epoch."""
+    """The rollout of a run's next iteration, with the random numbers that the program draws.
+
+    Also the world after it, the states that new episodes could start from, and the order of rows
+    in each epoch."""
     env, agent = (
         brax.envs.get_environment(args.env_id.split("/")[1], backend=None),
         torch_agent(run["agent"]),
@@ -84,9 +102,9 @@ def follow(args, run):
     for t in range(args.num_steps):
         obs = state.obs["state"]
         with torch.no_grad():
-            mean = agent.policy(agent.normalize(obs))
-            actions = mean + agent.logstd.exp() * torch.tensor(noise[t])
-            logprobs = TWIN()["log_prob"](mean, agent.logstd, actions).numpy()
+            mean = agent.policy(normalize(agent, obs))
+            actions = mean + agent.log_std.exp() * torch.tensor(noise[t])
+            log_probs = TWIN()["log_prob"](mean, agent.log_std, actions).numpy()
         state = jax.device_get(step(state, actions.numpy().clip(-1, 1)))
         is_broken = np.isnan(state.obs["state"]).any(1)
         rewards, terminated = np.where(is_broken, 0, state.reward), is_broken | (state.done == 1)
@@ -95,7 +113,7 @@ def follow(args, run):
         row = (
             obs,
             actions.numpy(),
-            logprobs,
+            log_probs,
             rewards,
             discounted,
             terminated,
@@ -106,13 +124,10 @@ def follow(args, run):
         )
         rollout.append(row)
         is_over = terminated | truncated
-        start_anew = lambda old, new: np.stack(  # noqa: E731
-            [
-                new[place] if over else mine
-                for mine, place, over in zip(old, places[t], is_over, strict=True)
-            ]  # noqa: B023
-        )
-        state = jax.tree.map(start_anew, state, pool)
+        state = jax.tree.map(np.array, state)  # the rollout keeps the last observation
+        for e in np.flatnonzero(is_over):
+            for mine, new in zip(jax.tree.leaves(state), jax.tree.leaves(pool), strict=True):
+                mine[e] = new[places[t, e]]
         total, length, discounted = total * ~is_over, length * ~is_over, discounted * ~is_over
     world = dict(
         episode_return=total,
@@ -125,10 +140,26 @@ def follow(args, run):
     return [np.stack(column) for column in zip(*rollout, strict=True)], world, pool, orders
 
 
+def advantages_of(args, values, next_values, rewards, terminated, is_over):
+    """By a slow reference that walks each episode by itself."""
+    advantages = np.zeros_like(rewards)
+    for e in range(args.num_envs):
+        for t in range(args.num_steps):
+            weight, k = 1.0, t
+            while True:
+                following = 0.0 if terminated[k, e] else next_values[k, e]
+                advantages[t, e] += weight * (rewards[k, e] + args.gamma * following - values[k, e])
+                if is_over[k, e] or k == args.num_steps - 1:
+                    break
+                weight, k = weight * args.gamma * args.gae_lambda, k + 1
+    return advantages
+
+
 def learn(args, run, adam, agent, rollout, orders):
-    """The metrics of an iteration in which PyTorch's Adam changes the agent as ppo_continuous_action.py would, the moments of
-    the returns after it, and how much the clips did."""
-    obs, actions, logprobs, rewards, discounted, terminated, truncated, next_obs, _, _ = rollout
+    """An iteration in which PyTorch's Adam changes the agent as ppo_continuous_action.py would.
+
+    Returns its metrics, the moments of the returns after it, and how much the clips did."""
+    obs, actions, log_probs, rewards, discounted, terminated, truncated, next_obs, _, _ = rollout
     return_moments = TWIN()["RunningMoments"](())
     return_moments.load_state_dict(
         {name: torch.tensor(np.array(x)) for name, x in run["return_moments"].items()}
@@ -137,7 +168,8 @@ def learn(args, run, adam, agent, rollout, orders):
     scaled = rewards / return_moments.var.add(1e-8).sqrt().item()
     did = dict(ratio=0, value=0, norm=0, reward=int((abs(scaled) > 10).sum()))
     flat = lambda x: x.reshape(-1, x.shape[-1])  # noqa: E731
-    seen, next_seen = agent.normalize(flat(obs)), agent.normalize(np.nan_to_num(flat(next_obs)))
+    seen = normalize(agent, flat(obs))
+    next_seen = normalize(agent, np.nan_to_num(flat(next_obs)))
     did["obs"] = int((seen.abs() == 10).sum())
     values, next_values = (
         agent.value(x).detach().numpy().reshape(rewards.shape) for x in (seen, next_seen)
@@ -156,17 +188,17 @@ def learn(args, run, adam, agent, rollout, orders):
     columns = [
         seen,
         flat(actions),
-        *(x.ravel().astype(np.float32) for x in (logprobs, values, advantages, returns)),
+        *(x.ravel().astype(np.float32) for x in (log_probs, values, advantages, returns)),
     ]
     clipfracs = []
     for order in orders:
         for mb in order.reshape(args.num_minibatches, -1):
-            b_obs, b_actions, b_logprobs, b_values, b_advantages, b_returns = (
+            b_obs, b_actions, b_log_probs, b_values, b_advantages, b_returns = (
                 torch.as_tensor(x)[mb] for x in columns
             )
             mean, value = agent.policy(b_obs), agent.value(b_obs)
-            gaussian = torch.distributions.Normal(mean, agent.logstd.exp())
-            ratio = (gaussian.log_prob(b_actions).sum(1) - b_logprobs).exp()
+            gaussian = torch.distributions.Normal(mean, agent.log_std.exp())
+            ratio = (gaussian.log_prob(b_actions).sum(1) - b_log_probs).exp()
             if args.norm_adv:
                 b_advantages = (b_advantages - b_advantages.mean()) / (
                     b_advantages.std(correction=0) + 1e-8
@@ -247,7 +279,7 @@ WATCHED = (
 
 @functools.cache
 def watch(file, *flags):
-    """The states of a run before, between and after two iterations, what each iteration logged, and how it is to be."""
+    """A run before, between and after two iterations, their logs, and the reference's rollouts."""
     args, run, program = begin(file, *WATCHED, *flags)
     states, logs = [run], []
     for _ in range(2):
@@ -258,7 +290,7 @@ def watch(file, *flags):
 
 
 def test_core_1_episodes_run_on_across_rollouts(file, tmp_path):
-    """The world after an iteration, and every end in it, are those of the environments, stepped from the world before."""
+    """The world after an iteration and all ends in it are those of the environments."""
     _, states, logs, followed = watch(file)
     for after, (_, (is_over, returns, lengths)), (rollout, world, _, _) in zip(
         states[1:], logs, followed, strict=True
@@ -277,15 +309,13 @@ def test_core_2_orthogonal_weights_and_zero_biases(file, tmp_path):
     _, states, _, _ = watch(file)
     params = states[0]["agent"]["params"]["params"]
     for name, gain in (("actor", 0.01), ("critic", 1.0)):
-        for layer, std in (("Dense_1", 2**0.5), ("Dense_0", 2**0.5), ("Dense_2", gain)):
+        for layer, std in (("Dense_0", 2**0.5), ("Dense_1", 2**0.5), ("Dense_2", gain)):
             weight = params[name][layer]["kernel"]
             weight = weight if np.subtract(*weight.shape) <= 0 else weight.T
             np.testing.assert_allclose(weight @ weight.T, std**2 * np.eye(len(weight)), atol=1e-5)
             assert np.abs(params[name][layer]["bias"]).max() == 0
-    assert params["logstd"].tolist() == [0, 0] and params["actor"]["Dense_0"]["kernel"].shape == (
-        64,
-        64,
-    )
+    assert params["log_std"].tolist() == [0, 0]
+    assert params["actor"]["Dense_1"]["kernel"].shape == (64, 64)
 
 
 OTHER_FLAGS = pytest.param(
@@ -295,7 +325,7 @@ OTHER_FLAGS = pytest.param(
 
 @pytest.mark.parametrize("flags", [(), OTHER_FLAGS])
 def test_core_3_to_12_an_iteration_is_that_of_ppo_continuous_action(file, tmp_path, flags):
-    """Normalizers, advantages, order of rows, losses, gradients and Adam's steps, in two iterations."""
+    """Normalizers, advantages, order of rows, losses and Adam's steps, in two iterations."""
     args, states, logs, followed = watch(file, *flags)
     agent, seen = torch_agent(states[0]["agent"]), dict(obs=0, reward=0)
     adam = torch.optim.Adam(agent.parameters(), eps=1e-5)
@@ -329,7 +359,7 @@ def test_core_3_to_12_an_iteration_is_that_of_ppo_continuous_action(file, tmp_pa
 
 
 def test_physics_1_a_cut_is_no_end(file, tmp_path):
-    """Episodes are cut by the file, after as many steps as were asked for; what is then learned is that they would go on."""
+    """Episodes are truncated by the file, at --episode-length, and bootstrapped there."""
     _, _, logs, followed = watch(file)
     rollout, _, _, _ = followed[1]
     terminated, truncated, next_obs, length = (rollout[i] for i in (5, 6, 7, 9))
@@ -345,7 +375,7 @@ def test_physics_1_a_cut_is_no_end(file, tmp_path):
 
 
 def test_physics_2_episodes_start_from_states_that_were_drawn(file, tmp_path):
-    """New ones in every iteration, and all alike in chance; each is a state that the environment itself begins with."""
+    """New ones in every iteration; each is a state that the environment itself begins with."""
     _, _, logs, followed = watch(file)
     pools = []
     for (_, (is_over, _, _)), (rollout, _, pool, _) in zip(logs, followed, strict=True):
@@ -362,7 +392,7 @@ def test_physics_2_episodes_start_from_states_that_were_drawn(file, tmp_path):
 
 
 def test_physics_3_a_simulation_that_blows_up_ends(file, tmp_path):
-    """As a termination, with a reward of 0 for that step: nothing that is not a number gets into the agent."""
+    """As a termination with a reward of 0: nothing that is not a number gets into the agent."""
     flags = (
         "--env-id",
         "brax/Breaks",
@@ -390,7 +420,7 @@ def test_physics_3_a_simulation_that_blows_up_ends(file, tmp_path):
 
 
 def test_physics_4_observations_are_normalized_by_what_earlier_rollouts_showed(file, tmp_path):
-    """Mean and variance of all observations that were acted on, those of the rollout included once it is over."""
+    """Mean and variance of all observations so far, those of the rollout once it is over."""
     _, states, _, followed = watch(file)
     rows = np.concatenate([rollout[0].reshape(256, -1) for rollout, _, _, _ in followed])
     for count, state in ((256, states[1]), (512, states[2])):
@@ -422,8 +452,10 @@ PROBE_FLAGS = (*PROBE_FLAGS, "--gamma", 0.5, "--no-clip-vloss")
 
 
 def test_physics_5_forces_are_added_up_in_a_fixed_order(file, tmp_path, monkeypatch):
-    """By no scatter, whose order is not fixed on a GPU; and to what a scatter comes to, a contact with the ground, which is no
-    link, counting for none. The one that is left has an actuator for each place."""
+    """By no scatter, whose order is not fixed on a GPU, but with the same sums.
+
+    A contact with the ground, which is no link, counts for none. The one scatter that is left has
+    an actuator for each place."""
     names, modules = runpy.run_path(str(file)), (brax.spring.collisions, brax.spring.joints)
     for module in modules:  # as if nobody had made an environment yet
         monkeypatch.setattr(module, "segment_sum", jax.ops.segment_sum)
@@ -460,7 +492,7 @@ def values_of(names, folder, *observations):
         float(checkpoint["return_moments"]["var"] + 1e-8) ** 0.5, 0.1
     )  # a reward of 1 counts at most 10
     obs = np.float32(observations)[:, None]
-    return (agent.value(agent.normalize(obs)) * scale).tolist()
+    return (agent.value(normalize(agent, obs)) * scale).tolist()
 
 
 @pytest.mark.parametrize(
@@ -493,7 +525,7 @@ def test_values_of_probes(file, tmp_path, probe, cut, values):
     ],
 )
 def test_actions_of_probes(file, tmp_path, probe):
-    """Acting through load_policy in fresh environments, as every evaluation does, with the statistics of training."""
+    """Acting through load_policy in new environments, with the statistics of training."""
     names = train(file, tmp_path, "--env-id", f"tests.brax_probes:brax/{probe}", *PROBE_FLAGS)
     checkpoint = read_checkpoint(only_run(tmp_path))
     assert np.mean(play(names, only_run(tmp_path), 80)) > 0.9
@@ -527,9 +559,33 @@ FEW = (
 )
 
 
+def runs_of(folder):
+    """The folders of all runs, by the name of the experiment and the seed."""
+    return sorted((folder / "runs").iterdir(), key=lambda run: run.name.split("__")[1:3])
+
+
+def halfway(file, folder, *flags):
+    """Folders with finished runs and with copies of them at the checkpoint in the middle."""
+    real = os.replace
+
+    def replace(source, target):
+        real(source, target)
+        if (
+            Path(target).name == "checkpoint.msgpack"
+            and read_checkpoint(Path(target).parent)["global_step"] == 4 * 64
+        ):
+            shutil.copytree(
+                Path(target).parent, folder / "part" / "runs" / Path(target).parent.name
+            )
+
+    with mock.patch("os.replace", replace):
+        train(file, folder / "whole", *flags)
+    return folder / "whole", folder / "part"
+
+
 @pytest.mark.slow
 def test_runs_side_by_side_go_on_bit_for_bit(file, tmp_path):
-    """Each has its seed, its numbers and its own folder; to go on with all of them after an interruption changes not a bit."""
+    """Each has its seed, values and folder; to resume all of them changes not a bit."""
     flags = (*FEW, "--num-seeds", 2, "--sweep", "learning_rate=3e-4,1e-2")
     whole, part = compiled_quickly(lambda: halfway(file, tmp_path, *flags))
     told = [about(run)["args"] for run in runs_of(whole)]
@@ -540,7 +596,7 @@ def test_runs_side_by_side_go_on_bit_for_bit(file, tmp_path):
         (1e-2, 2),
     ]
     ends = [read_checkpoint(run) for run in runs_of(whole)]
-    assert len({x["agent"]["params"]["params"]["logstd"].tobytes() for x in ends}) == 4, (
+    assert len({x["agent"]["params"]["params"]["log_std"].tobytes() for x in ends}) == 4, (
         "no two are alike"
     )
     assert {int(read_checkpoint(run)["global_step"]) for run in runs_of(part)} == {4 * 64}
@@ -548,7 +604,7 @@ def test_runs_side_by_side_go_on_bit_for_bit(file, tmp_path):
         runs_of(whole), runs_of(part), strict=True
     ):  # the curves had gone on, which is to be forgotten
         shutil.copy(next(a.glob("events*")), b)
-    train(file, tmp_path, "--resume", *runs_of(part))
+    train(file, tmp_path, "--resume", runs_of(part)[0])
     for a, b in zip(runs_of(whole), runs_of(part), strict=True):
         assert a.name == b.name and same(read_checkpoint(a), read_checkpoint(b))
         assert without_speed(a) == without_speed(b) and without_speed(b)
@@ -578,7 +634,7 @@ def test_a_run_among_others_is_the_run_it_would_be_alone(file, tmp_path):
 
 @pytest.mark.slow
 def test_brax_and_gymnasium_forms_agree(file, tmp_path):
-    """The environments of make_envs, stepped by Gymnasium's rules, do what Brax does; episodes are cut after 1000 steps."""
+    """The environments of make_envs do what Brax does; the limit is 1000 steps."""
     names = runpy.run_path(str(file))
     envs = names["make_envs"](names["Args"](env_id="brax/inverted_pendulum", episode_length=20), 2)
     bare, rng = (
@@ -611,7 +667,7 @@ def test_brax_and_gymnasium_forms_agree(file, tmp_path):
     ],
 )
 def test_learns(file, tmp_path, env_id, flags, least):
-    """The return of a random player: about 5 of 1000 in the first, and about 350 of 1000 in the second."""
+    """A random player's return: about 5 of 1000 in the first, and 350 of 1000 in the second."""
     few = ("--num-envs", 256, "--num-minibatches", 8)
     names = train(file, tmp_path, "--env-id", env_id, *few, *flags)
     returns = [value for _, value in scalars(only_run(tmp_path))["charts/episodic_return"]]
