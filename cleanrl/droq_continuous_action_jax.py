@@ -265,7 +265,7 @@ def make_program(args, envs, key):
             return loss, (loss, log_probs)
 
         def alpha_loss(log_alpha):
-            loss = -(jnp.exp(log_alpha) * (log_probs + target_entropy)).mean()
+            loss = -(log_alpha * (log_probs + target_entropy)).mean()  # as in the authors' code
             return loss, loss
 
         agent, (loss, log_probs) = minimize(actor_loss, agent, "actor")
@@ -294,7 +294,7 @@ def make_program(args, envs, key):
             keys = jax.random.split(jax.random.fold_in(learn_key, step), 3)
             q_key, batch_key, actor_key = keys
             agent, q_losses = jax.lax.scan(update_q, agent, jax.random.split(q_key, args.utd))
-            b = sample_batch(buffer, batch_key)
+            b = sample_batch(buffer, batch_key)  # a batch of its own, as in the authors' code
             agent, actor_losses = update_actor(agent, b["obs"], actor_key)
             return agent, q_losses | actor_losses
 

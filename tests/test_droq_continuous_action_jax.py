@@ -1,12 +1,15 @@
 """cleanrl/droq_continuous_action_jax.py. test_droq_N guards detail N of docs/rl-algorithms/droq.md,
 test_sac_N and test_ddpg_N those of sac.md and ddpg.md."""
 
+from itertools import pairwise
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 
+from tests.harness import same
 from tests.test_ddpg_continuous_action_jax import (  # noqa: F401  the imported tests run here too
     COUNTS,
     always,
@@ -139,7 +142,7 @@ def test_droq_2_layers_are_normalized(file, tmp_path):
 
 
 def test_droq_3_the_actor_climbs_the_mean(file, tmp_path):
-    """And entropy; the temperature goes down its own loss."""
+    """And entropy; the temperature goes down its own loss, which is linear in its logarithm."""
     names, key = begin(file, "--dropout", 0), jax.random.key(2)
     agent, obs = shaken(names), made_up(names)["obs"]
     after, losses = update_actor(names, agent, obs, key)
@@ -147,7 +150,8 @@ def test_droq_3_the_actor_climbs_the_mean(file, tmp_path):
     actions, log_probs = squash(*policy(params["params"], obs), key)
     values = plain_values(doubles(agent["q_networks"]), obs, actions)
     log_alpha = doubles(agent["log_alpha"])
-    actor_loss, alpha_loss = entropy_losses(log_alpha, log_probs, values.mean(0))
+    actor_loss, _ = entropy_losses(log_alpha, log_probs, values.mean(0))
+    alpha_loss = -(log_alpha * (log_probs.detach() - 4)).mean()
     assert losses["actor_loss"] == pytest.approx(actor_loss.item(), rel=1e-4)
     assert losses["alpha_loss"] == pytest.approx(alpha_loss.item(), rel=1e-4)
     check_step(agent, after, "actor", params, actor_loss, 3e-4)
@@ -161,6 +165,9 @@ def test_droq_4_many_updates_and_one_of_the_actor(file, tmp_path, num_envs):
     """For each environment step; the targets move by tau after each of the Q-networks'."""
     names, updates = follow(file, tmp_path, *COUNTS, "--num-envs", num_envs)
     check_schedule(updates, num_envs, 99, 102, lambda step: ["q", "q", "q", "actor"])
+    for last, update in pairwise(updates):
+        if update.part == "actor":  # from a batch of its own
+            assert not same(last.batch["obs"], update.batch["obs"])
     assert check_targets(names, updates, always, "q_networks") == [0, 12]
     assert check_actions(names, updates) == ((100, 1) if num_envs == 2 else (99, 3))
     assert [
