@@ -106,6 +106,7 @@ class AtariGames(gym.vector.VectorEnv):
     def __init__(self, games, render_mode):
         self.games = games
         self.emulators = [game.ale for game in games]
+        self.rngs = [np.random.default_rng() for _ in games]
         self.players = games[0].possible_agents
         self.num_envs = len(games) * len(self.players)
         obs_shape = (4 + len(self.players), 84, 84)

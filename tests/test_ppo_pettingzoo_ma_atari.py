@@ -20,7 +20,7 @@ import torch
 
 import tests.pettingzoo_probes  # noqa: F401  registers them
 from cleanrl_utils import enjoy
-from tests.harness import only_run, probe, read_checkpoint, same, scalars, train
+from tests.harness import only_run, probe, read_checkpoint, same, scalars, train, weights
 from tests.test_contract import interrupted, iteration, refuse, small
 from tests.test_ppo_atari import images_of
 
@@ -600,13 +600,17 @@ def test_core_5_advantages(file, tmp_path):
 def test_videos_are_of_whole_games(file, tmp_path):
     """Though the first player is out after the first of three steps; the fourth one resets."""
     flags = ("--env-id", "DuelProbe/FirstOut-v0", *PROBE_FLAGS, "--update-epochs", 1)
-    train(file, tmp_path, *flags, "--capture-video", "--total-timesteps", 160)
+    flags = (*flags, "--total-timesteps", 160)
+    train(file, tmp_path / "with", *flags, "--capture-video")
+    train(file, tmp_path / "without", *flags)
+    run, other = only_run(tmp_path / "with"), only_run(tmp_path / "without")
+    assert same(weights(run), weights(other)), "a video changes nothing else"
     lengths = {}
-    for path in (only_run(tmp_path) / "videos").iterdir():
+    for path in (run / "videos").iterdir():
         video = cv2.VideoCapture(str(path))
         lengths[path.stem] = sum(1 for _ in iter(lambda video=video: video.read()[0], False))
     assert lengths == {f"step-0-episode-{i}": 4 for i in (0, 1, 8)}
-    episodes = scalars(only_run(tmp_path))["charts/episodic_length-player0"]
+    episodes = scalars(run)["charts/episodic_length-player0"]
     assert [length for _, length in episodes] == [3] * 20, "ten games in each of two"
 
 
