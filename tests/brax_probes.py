@@ -1,7 +1,7 @@
-"""The probes of tests/probes.py that cleanrl/ppo_continuous_action_jax.py needs, as Brax environments, which are compiled with
-the algorithm. Where episodes are cut is not theirs to say: --episode-length does it.
+"""The probes of tests/probes.py that cleanrl/ppo_continuous_action_jax.py needs, for Brax.
 
-Each is registered under its name; importing this module is enough, and so is the id tests.brax_probes:brax/<class name>.
+They are compiled with the algorithm; --episode-length says where their episodes are truncated.
+Importing this module registers each under its name; so does the id tests.brax_probes:brax/<name>.
 """
 
 import brax.envs
@@ -70,7 +70,7 @@ class Endless(Probe):
 
 
 class TwoEnds(Probe):
-    """Which kind of end comes can be seen: after -1 the episode is terminated, after 1 it goes on, and 1 is seen again."""
+    """After -1 the episode terminates; after 1 it goes on, and 1 is seen again."""
 
     def observe(self, key, time):
         return jnp.where(time == 0, jax.random.rademacher(key, (1,)), 1).astype(jnp.float32)
@@ -97,7 +97,7 @@ class ActionAndObsMatter(Probe):
 
 
 class FarOff(ActionAndObsMatter):
-    """The same, where the two observations are so near each other and so far from 0 that they must be normalized."""
+    """The same, with observations so near each other and far from 0 that they need normalizing."""
 
     def observe(self, key, time):
         return 1000 + super().observe(key, time)
@@ -116,17 +116,23 @@ class MarkedLast(Probe):
 
 
 class Breaks(Endless):
-    """Reward 1, until at the third step everything is infinite or no number."""
+    """Reward 1, until at the third step an observation or a reward blows up, each in its way."""
 
-    def observe(self, key, time):
-        return jnp.where(time == 3, jnp.inf, 0)[None]
+    observations = (jnp.inf, 1e20, -1e8, 0, 0, 0)
+    rewards = (1, 1, 1, jnp.nan, -1e20, 1e8)
 
-    def reward(self, key, obs, action, time):
-        return jnp.where(time == 3, jnp.nan, 1)
+    def step(self, state, action):
+        case = jax.random.randint(state.info["key"], (), 0, len(self.rewards))
+        state = super().step(state, action)
+        breaks = state.info["time"] == 3
+        obs = jnp.where(breaks, jnp.float32(self.observations)[case], 0)[None]
+        reward = jnp.where(breaks, jnp.float32(self.rewards)[case], 1)
+        return state.replace(obs=obs, reward=reward)
 
 
 class RandomEnds(Probe):
-    """Observations of several scales, with outliers, rewards with rare large ones, and ends and explosions at random moments.
+    """Observations and rewards of several scales, with ends and explosions at random moments.
+
     A critic may see more than the agent does."""
 
     action_size = 2
