@@ -1,6 +1,8 @@
 """cleanrl/tqc_continuous_action_jax.py. test_tqc_N guards detail N of docs/rl-algorithms/tqc.md,
 test_sac_N and test_ddpg_N those of sac.md and ddpg.md."""
 
+import runpy
+
 import jax
 import numpy as np
 import pytest
@@ -68,6 +70,11 @@ def test_tqc_1_networks_of_quantiles(file, tmp_path):
     expected = quantiles(doubles(params), obs, actions)
     np.testing.assert_allclose(got, expected.detach(), atol=1e-5)
     assert all(len(np.unique(got[:, row, 0])) == 3 for row in range(8))
+
+
+def test_tqc_2_the_default_is_the_papers_for_the_default_environment(file, tmp_path):
+    args = runpy.run_path(str(file))["Args"]()
+    assert (args.env_id, args.drop_quantiles) == ("Hopper-v4", 5)
 
 
 def test_tqc_2_tqc_3_the_highest_are_dropped_and_the_loss_is_that_of_quantiles(file, tmp_path):
@@ -162,5 +169,6 @@ def test_values_of_probes(file, tmp_path):
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_learns_pendulum(file, tmp_path, seed):
     """-224 with seed 1."""
-    flags = ("--num-critics", 2, *rates(file, 0.001), "--total-timesteps", 5000, "--seed", seed)
+    flags = "--num-critics 2 --drop-quantiles 2 --total-timesteps 5000 --seed".split()
+    flags = (*rates(file, 0.001), *flags, seed)
     assert learn_pendulum(file, tmp_path, *flags) >= -250
