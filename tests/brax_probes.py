@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 
 class Probe(brax.envs.Env):
-    """One observation, no choice, episodes of `length` steps; the subclasses change one thing each."""
+    """One observation, no choice, episodes of `length` steps; subclasses change one thing."""
 
     length = 1
     observation_size = 1
