@@ -1,8 +1,9 @@
-"""cleanrl/ppo_jaxtari_jax.py. test_jaxtari_N guards detail N of docs/rl-algorithms/ppo-jaxtari-jax.md, the others those of
-ppo.md; tests/mutations shows that each test bites.
+"""cleanrl/ppo_jaxtari_jax.py. test_jaxtari_N guards detail N of ppo-jaxtari-jax.md.
 
-Compiling takes longer than everything else here: so tests share a program, which is made once for each file. JAXtari's own
-games are played on the pictures of benchmark/jaxtari_sprites.py, which are drawn into a folder of the tests.
+The other numbers are those of docs/rl-algorithms/ppo.md; tests/mutations shows that each test can
+fail. Compiling takes longer than everything else here: so tests share a program, which is made
+once for each file. JAXtari's own games are played with the sprites of
+scripts/draw_jaxtari_sprites.py, which are drawn into a temporary folder.
 """
 
 import atexit
@@ -30,8 +31,7 @@ from tests import jaxtari_probes
 from tests.harness import FILES, ROOT, about, only_run, read_checkpoint, same, scalars
 from tests.test_contract import refuse
 from tests.test_dqn_jax import compiled_quickly, leaves, tensors, train, without_speed
-from tests.test_ppo_jax import FEW, advantages_of, begin, halfway, runs_of
-from tests.test_siblings import find_differences
+from tests.test_ppo_jax import FEW, advantages_of, halfway, orders_of, runs_of, step_of
 
 
 @pytest.fixture
@@ -41,54 +41,55 @@ def file():
 
 @functools.cache
 def pictures():
-    """The folder of users' data with pictures for JAXtari in it; it goes when this process ends."""
+    """The data folder with sprites for JAXtari in it; it is removed when this process ends."""
     if not sys.platform.startswith("linux"):
-        pytest.skip("only on Linux does XDG_DATA_HOME say where pictures are")
+        pytest.skip("XDG_DATA_HOME says where the sprites are on Linux only")
     folder = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     with mock.patch.dict(os.environ, XDG_DATA_HOME=folder):
-        runpy.run_path(str(ROOT / "benchmark" / "jaxtari_sprites.py"), run_name="__main__")
+        runpy.run_path(str(ROOT / "scripts" / "draw_jaxtari_sprites.py"), run_name="__main__")
     return folder
 
 
-def game_of(file, *flags):
-    """The functions of a game, compiled, and its number of actions."""
+def load(file, *flags):
+    """The names of a file, the arguments of a run and the functions of its game."""
     names = runpy.run_path(str(file))
     with (
         mock.patch.dict(os.environ, XDG_DATA_HOME=pictures()),
         mock.patch.object(sys, "argv", [str(file), *map(str, flags)]),
     ):
-        *functions, num_actions = names["make_game"](names["tyro"].cli(names["Args"]))
-    quickly = lambda function: lambda *args: compiled_quickly(lambda: function(*args))  # noqa: E731
+        args = names["tyro"].cli(names["Args"])
+        return names, args, names["make_game"](args)
+
+
+def game_of(file, *flags):
+    """The functions of a game, compiled for several at once, and its number of actions."""
+    _, _, (*functions, num_actions) = load(file, *flags)
+
+    def quickly(function):
+        return lambda *args: compiled_quickly(lambda: function(*args))
+
     return *(quickly(jax.jit(jax.vmap(function))) for function in functions), num_actions
+
+
+def begin(file, *flags):
+    """The arguments of a run, the run at its start, and a function that trains one iteration."""
+    names, args, game = load(file, *flags)
+    init, train = names["make_program"](args, game)
+    run = compiled_quickly(lambda: jax.device_get(jax.jit(init)(jax.random.PRNGKey(args.seed))))
+    program = jax.jit(lambda run: train(run, 1))
+
+    def iterate(run):
+        answers = compiled_quickly(lambda: jax.device_get(program(run)))
+        run, metrics, checked, episodes = answers
+        assert all(map(np.isfinite, checked.values()))
+        return run, (metrics, [x[0] for x in episodes])
+
+    return args, run, iterate
 
 
 def probe(name):
     return ("--env-id", f"tests.jaxtari_probes:{name}")
-
-
-def test_differs_from_ppo_jax_in_what_pixels_need(file, tmp_path):
-    """siblings.toml lists what both have unlike all others; all that is not named here is the same in both."""
-    found = {name for name, _, _ in find_differences([FILES["ppo_jax"], file])}
-    flags = (
-        "cuda",
-        "capture_video",
-        "log_interval",
-        "env_id",
-        "total_timesteps",
-        "num_envs",
-        "clip_coef",
-    )
-    checked = "check that the numbers fit together and the file fits the environment"
-    assert found == {
-        "make_envs",
-        "Agent",
-        "load_policy",
-        "make_program",
-        checked,
-        "seed",
-        *(f"Args.{x}" for x in flags),
-    }
 
 
 # games, frame by frame
@@ -104,7 +105,7 @@ def seen(frames):
 
 @pytest.mark.parametrize("name", ["breakout", pytest.param("pong", marks=pytest.mark.slow)])
 def test_atari_2_5_and_7_frames_are_those_of_a_plain_loop(file, tmp_path, name):
-    """An action is repeated for four frames, of which the last two are seen; four such are stacked."""
+    """An action lasts four frames, of which the last two are seen; four such are stacked."""
     start, step, _, num_actions = game_of(file, "--env-id", name)
     with mock.patch.dict(os.environ, XDG_DATA_HOME=pictures()):
         env = jaxtari.make(name)
@@ -127,7 +128,7 @@ def test_atari_2_5_and_7_frames_are_those_of_a_plain_loop(file, tmp_path, name):
 
 @pytest.mark.slow
 def test_atari_2_5_and_7_frames_are_those_of_jaxtari(file, tmp_path):
-    """Of its own wrapper, but for the rounding; at the end of a game, that one shows the next game already."""
+    """Of its own wrapper but for rounding; after a game's end, that shows the next game."""
     start, step, _, _ = game_of(file)
     with mock.patch.dict(os.environ, XDG_DATA_HOME=pictures()):
         theirs = AtariWrapper(jaxtari.make("breakout"), sticky_actions=0.0)
@@ -184,7 +185,7 @@ def test_atari_3_a_lost_life_ends_the_episode_not_the_game(file, tmp_path, flags
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [(), ("--sticky",)])
 def test_sticky_actions(file, tmp_path, flags):
-    """The frame that counts repeats FIRE, which pays, with a chance of a quarter, whatever is pressed."""
+    """The frame that counts repeats FIRE, which pays, with a probability of a quarter."""
     start, step, _, _ = game_of(file, *probe("ActionMatters"), *flags)
     rewards = np.asarray(
         step(*start(jax.random.split(jax.random.PRNGKey(1), 400)), jnp.zeros(400, jnp.int32))[2]
@@ -198,13 +199,13 @@ def test_sticky_actions(file, tmp_path, flags):
     ("flags", "frames"), [((), 3), pytest.param(("--max-frames", 1), 1, marks=pytest.mark.slow)]
 )
 def test_jaxtari_1_nothing_happens_after_the_end(file, tmp_path, flags, frames):
-    """Each of three frames pays 1 and is brighter; the fourth would too. A cut stops a game in the same way."""
+    """Each of three frames pays 1 and is brighter; the fourth would too. So with a truncation."""
     ((state, obs, reward, terminated, is_over),) = play_one(file, *probe("EndsInTheMiddle"), *flags)
     assert (reward, terminated, is_over, state.frame) == (frames, frames == 3, True, frames)
     assert obs[:, 0, 0].tolist() == [127, 127, 127, int(127.5 * (1 + 0.3 * frames))]
 
 
-# an iteration, written anew: games frame by frame, advantages by walking each episode, PyTorch's network, autograd and Adam
+# an iteration once more: games frame by frame, PyTorch's network, autograd and Adam
 
 
 def network(params, obs):
@@ -226,11 +227,15 @@ def network(params, obs):
 
 @torch.no_grad()
 def follow(args, run):
-    """The rollout of a run's next iteration, by JAXtari's own frames with the random numbers that the program draws, what the
-    world is after it, and the order of rows in each epoch."""
+    """The rollout of a run's next iteration, the world after it, and the orders of the epochs.
+
+    By JAXtari's own frames, with the random numbers that the program draws."""
     env = getattr(jaxtari_probes, args.env_id.split(":")[1])()
     game = AtariWrapper(env, sticky_actions=0.0, max_frames_per_episode=args.max_frames)
-    picture = lambda state: np.full((84, 84), np.asarray(env.render(state))[0, 0, 0])  # noqa: E731
+
+    def picture(state):
+        return np.full((84, 84), np.asarray(env.render(state))[0, 0, 0])
+
     _, noise_key, reset_key, order_key = jax.random.split(run["key"], 4)
     rows, size = (args.num_steps, args.num_envs), args.num_steps * args.num_envs
     noise = np.asarray(jax.random.gumbel(noise_key, (*rows, 2)))
@@ -283,13 +288,14 @@ def follow(args, run):
             )
         world = jax.tree.map(lambda *x: np.stack(x), *new)
         rollout.append([np.stack(column) for column in zip(*row, strict=True)])
-    bits = np.asarray(jax.random.bits(order_key, (args.update_epochs, size))).astype(np.uint64)
-    orders = np.argsort(bits >> (size - 1).bit_length(), axis=1, kind="stable")
-    return [np.stack(column) for column in zip(*rollout, strict=True)], world, orders
+    rollout = [np.stack(column) for column in zip(*rollout, strict=True)]
+    return rollout, world, orders_of(args, order_key, size)
 
 
 def learn(args, run, adam, params, rollout, orders):
-    """The metrics of an iteration in which PyTorch's Adam changes params as ppo_atari.py would; how much the clips did."""
+    """The metrics of an iteration in which Adam changes params as in ppo_atari.py.
+
+    Also how often each clip mattered."""
     obs, actions, logprobs, values, rewards, terminated, is_over, last, _, _ = rollout
     next_values = (
         network(params, last.reshape(-1, 4, 84, 84))[1].detach().numpy().reshape(values.shape)
@@ -349,46 +355,15 @@ def learn(args, run, adam, params, rollout, orders):
     return metrics | {"charts/learning_rate": rate}, did
 
 
-WATCHED = (
-    *probe("RandomEnds"),
-    "--max-frames",
-    45,
-    "--num-envs",
-    4,
-    "--num-steps",
-    16,
-    "--num-minibatches",
-    2,
-)
-WATCHED = (
-    *WATCHED,
-    "--update-epochs",
-    2,
-    "--total-timesteps",
-    4 * 64,
-    "--learning-rate",
-    0.001,
-    "--gamma",
-    0.9,
-)
-WATCHED = (
-    *WATCHED,
-    "--gae-lambda",
-    0.7,
-    "--clip-coef",
-    0.01,
-    "--vf-coef",
-    0.7,
-    "--ent-coef",
-    0.3,
-    "--max-grad-norm",
-    0.4,
-)
+WATCHED = "--max-frames 45 --num-envs 4 --num-steps 16 --num-minibatches 2 --update-epochs 2"
+WATCHED += " --total-timesteps 256 --learning-rate 0.001 --gamma 0.9 --gae-lambda 0.7"
+WATCHED += " --clip-coef 0.01 --vf-coef 0.7 --ent-coef 0.3 --max-grad-norm 0.4"
+WATCHED = (*probe("RandomEnds"), *WATCHED.split())
 
 
 @functools.cache
 def watch(file, *flags):
-    """The states of a run before, between and after two iterations, what each iteration logged, and how it is to be."""
+    """The states of a run around two iterations, what each logged, and what follow expects."""
     args, run, program = begin(file, *WATCHED, *flags)
     states, logs = [run], []
     for _ in range(2):
@@ -399,7 +374,7 @@ def watch(file, *flags):
 
 
 def test_jaxtari_2_and_core_1_games_run_on_and_begin_from_those_of_the_iteration(file, tmp_path):
-    """The world after an iteration, and every end in it, are those of games played one by one from the world before."""
+    """The world after an iteration, and every end in it, are those of games played one by one."""
     _, states, logs, expected = watch(file)
     lost, over, cut = 0, 0, 0
     for after, (_, (is_over, returns, lengths)), (rollout, world, _) in zip(
@@ -448,8 +423,7 @@ def test_core_2_and_atari_8_orthogonal_weights_and_zero_biases(file, tmp_path):
     ],
 )
 def test_core_3_to_12_and_atari_6_to_9_an_iteration_is_that_of_ppo_atari(file, tmp_path, flags):
-    """Order of rows, advantages of clipped rewards, losses, gradients and Adam's steps, in two iterations, of which the second
-    is annealed."""
+    """Orders, advantages of clipped rewards, losses, gradients and Adam's steps, twice."""
     args, states, logs, rollouts = watch(file, *flags)
     params = tensors(states[0]["agent"]["params"])
     adam = torch.optim.Adam(jax.tree.leaves(params), eps=1e-5)
@@ -491,17 +465,13 @@ def arrays_in(jaxpr):
 
 
 def test_jaxtari_3_images_are_kept_once(file, tmp_path):
-    """Of all images of a rollout there is one copy, as bytes; only those of a minibatch are computed with."""
-    args, (run, *_), _, _ = watch(file)
-    names = runpy.run_path(str(file))
-    _, iterate = names["make_program"](args)
-    floats = {name: jnp.float32(getattr(args, name)) for name in names["FLOATS"]}
-    found = list(arrays_in(jax.make_jaxpr(lambda run: iterate(floats, run, None))(run).jaxpr))
-    image, rollout, minibatch = (
-        4 * 84 * 84,
-        args.num_envs * args.num_steps,
-        args.num_envs * args.num_steps // 2,
-    )
+    """A rollout's images exist once, as bytes; only those of a minibatch become floats."""
+    _, (run, *_), _, _ = watch(file)
+    names, args, game = load(file, *WATCHED)
+    _, train = names["make_program"](args, game)
+    found = list(arrays_in(jax.make_jaxpr(lambda run: train(run, 1))(run).jaxpr))
+    image, rollout = 4 * 84 * 84, args.num_envs * args.num_steps
+    minibatch = rollout // args.num_minibatches
     assert max(x.size for x in found if x.dtype == jnp.uint8) == rollout * image
     assert max(x.size for x in found if x.dtype == jnp.float32) < minibatch * 20 * 20 * 256 + 1, (
         "the first layer's patches"
@@ -510,48 +480,30 @@ def test_jaxtari_3_images_are_kept_once(file, tmp_path):
 
 def test_jaxtari_4_products_are_convolutions(file, tmp_path):
     """The outputs and both gradients of a convolution."""
-    convolve = functools.partial(runpy.run_path(str(file))["convolve_by_products"], strides=(2, 2))
+    convolve = functools.partial(runpy.run_path(str(file))["convolve"], strides=(2, 2))
     plain = functools.partial(jax.lax.conv_general_dilated, window_strides=(2, 2), padding="VALID")
     plain = functools.partial(plain, dimension_numbers=("NHWC", "HWIO", "NHWC"))
     images, kernel, grads = (
         jax.random.normal(jax.random.key(x), y)
         for x, y in enumerate([(2, 10, 10, 3), (4, 4, 3, 5), (2, 4, 4, 5)])
     )
-    both = lambda function: jax.jit(
-        lambda x, k: (function(x, k), *jax.vjp(function, x, k)[1](grads))
-    )  # noqa: E731
-    for got, wanted in zip(
-        *(compiled_quickly(lambda f=f: both(f)(images, kernel)) for f in (convolve, plain)),
-        strict=True,
-    ):
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def both(function, x, k):
+        output, pull = jax.vjp(function, x, k)
+        return output, *pull(grads)
+
+    answers = [compiled_quickly(lambda f=f: both(f, images, kernel)) for f in (convolve, plain)]
+    for got, wanted in zip(*answers, strict=True):
         np.testing.assert_allclose(got, wanted, atol=1e-4)
     assert "conv" not in str(jax.make_jaxpr(convolve)(images, kernel))
 
 
 # known answers
 
-PROBE_FLAGS = (
-    "--total-timesteps",
-    1280,
-    "--num-envs",
-    8,
-    "--num-steps",
-    4,
-    "--num-minibatches",
-    1,
-    "--update-epochs",
-    2,
-)
-PROBE_FLAGS = (
-    *PROBE_FLAGS,
-    "--learning-rate",
-    0.001,
-    "--gamma",
-    0.5,
-    "--ent-coef",
-    0,
-    "--no-clip-vloss",
-)
+PROBE_FLAGS = "--total-timesteps 1280 --num-envs 8 --num-steps 4 --num-minibatches 1"
+PROBE_FLAGS += " --update-epochs 2 --learning-rate 0.001 --gamma 0.5 --ent-coef 0 --no-clip-vloss"
+PROBE_FLAGS = PROBE_FLAGS.split()
 
 
 def values_of(names, *stacks):
@@ -574,8 +526,8 @@ def values_of(names, *stacks):
     ids=["ConstantValue", "CutEveryStep", "Discounting"],
 )
 def test_values_of_probes(file, tmp_path, name, flags, values):
-    """A game that is over is worth nothing; one that is cut, again and again, as much as if there were no cuts."""
-    if flags:  # the reward comes in the first frame, the cut as well: only where a life is lost is that an end
+    """A terminated game is worth nothing; a truncated one as much as if it were not."""
+    if flags:  # reward and truncation come in the first frame, and no life may be lost in it
         with mock.patch.object(jaxtari_probes.ConstantValue, "is_lost", lambda *_: False):
             names = train(file, tmp_path, *probe(name), *PROBE_FLAGS, *flags)
     else:
@@ -596,18 +548,9 @@ def test_actions_of_probes(file, tmp_path, name):
 
 
 def test_no_game_is_lost(file, tmp_path):
-    """All environments of MarkedLast end together, each at a step of its own; what was learned is played in whole games."""
-    flags = (
-        *probe("MarkedLast"),
-        "--num-envs",
-        5,
-        "--num-steps",
-        10,
-        "--num-minibatches",
-        1,
-        "--update-epochs",
-        1,
-    )
+    """All games of MarkedLast end together, each at its own step; evaluation plays whole games."""
+    small = "--num-envs 5 --num-steps 10 --num-minibatches 1 --update-epochs 1"
+    flags = (*probe("MarkedLast"), *small.split())
     train(file, tmp_path, *flags, "--total-timesteps", 100, "--seed", 7)
     run = only_run(tmp_path)
     logged, told = scalars(run), about(run)
@@ -630,52 +573,43 @@ def test_no_game_is_lost(file, tmp_path):
 
 @pytest.mark.slow
 def test_runs_side_by_side_and_after_an_interruption(file, tmp_path):
-    """Each is the run that it would be alone. To go on with all of them, or with one, changes not a bit."""
+    """Each is the run that it would be alone; --resume of one continues all, bit for bit."""
     flags = (*FEW, *probe("RandomEnds"), "--max-frames", 60)
     whole, part = halfway(file, tmp_path / "many", *flags, "--seed", 4, "--num-seeds", 2)
     alone, alone_part = halfway(file, tmp_path / "alone", *flags, "--seed", 5)
-    twin, mine = (read_checkpoint(run) for run in (runs_of(whole)[1], only_run(alone)))
-    assert (
-        same(mine["key"], twin["key"])
-        and int(mine["global_step"]) == int(twin["global_step"]) == 8 * 64
-    )
-    for got, wanted in zip(
-        leaves(mine["agent"]["params"]), leaves(twin["agent"]["params"]), strict=True
-    ):
-        np.testing.assert_allclose(
-            got, wanted, atol=1e-4
-        )  # XLA adds up in another order where there are many
-    assert not same(read_checkpoint(runs_of(whole)[0])["agent"], twin["agent"])
-    games, their_games = (
-        scalars(run)["charts/episodic_return"] for run in (only_run(alone), runs_of(whole)[1])
-    )
-    assert len(games) > 10 and [step for step, _ in games] == [step for step, _ in their_games]
+    first, twin = runs_of(whole)
+    mine, its = read_checkpoint(only_run(alone)), read_checkpoint(twin)
+    assert same(mine["key"], its["key"])
+    assert step_of(only_run(alone)) == step_of(twin) == 8 * 64
+    params = leaves(mine["agent"]["params"]), leaves(its["agent"]["params"])
+    for got, wanted in zip(*params, strict=True):
+        np.testing.assert_allclose(got, wanted, atol=1e-4)  # XLA adds up many in another order
+    assert not same(read_checkpoint(first)["agent"], its["agent"])
+    assert about(first)["batch"] == about(twin)["batch"]
+    games = scalars(only_run(alone))["charts/episodic_return"]
+    calls = [[x for step, x in games if last - 128 < step <= last] for last in LAST_STEPS]
+    means = [(last, np.mean(x)) for last, x in zip(LAST_STEPS, calls, strict=True) if x]
+    logged = scalars(twin)["charts/episodic_return"]
+    assert len(games) > 10 and [step for step, _ in logged] == [step for step, _ in means]
+    for (_, got), (_, wanted) in zip(logged, means, strict=True):
+        assert got == pytest.approx(wanted, abs=1e-4)
     for done, cut in ((whole, part), (alone, alone_part)):
-        assert {int(read_checkpoint(run)["global_step"]) for run in runs_of(cut)} == {4 * 64}
-        for a, b in zip(
-            runs_of(done), runs_of(cut), strict=True
-        ):  # the curves had gone on, which is to be forgotten
-            shutil.copy(next(a.glob("events*")), b)
-        train(file, tmp_path, "--resume", *runs_of(cut), *probe("RandomEnds"))
+        assert {step_of(run) for run in runs_of(cut)} == {4 * 64}
+        for a, b in zip(runs_of(done), runs_of(cut), strict=True):
+            shutil.copy(next(a.glob("events*")), b)  # curves beyond the checkpoint are hidden
+        train(file, tmp_path, "--resume", runs_of(cut)[-1])
         for a, b in zip(runs_of(done), runs_of(cut), strict=True):
             assert a.name == b.name and same(read_checkpoint(a), read_checkpoint(b))
             assert without_speed(a) == without_speed(b) and without_speed(b)
 
 
+LAST_STEPS = (128, 256, 384, 512)
+
+
 @pytest.mark.slow
 def test_breakout_with_a_video(file, tmp_path):
-    flags = (
-        "--num-envs",
-        2,
-        "--num-steps",
-        8,
-        "--num-minibatches",
-        2,
-        "--update-epochs",
-        1,
-        "--total-timesteps",
-        32,
-    )
+    flags = "--num-envs 2 --num-steps 8 --num-minibatches 2 --update-epochs 1".split()
+    flags = (*flags, "--total-timesteps", 32)
     with mock.patch.dict(os.environ, XDG_DATA_HOME=pictures()):
         train(file, tmp_path, *flags, "--capture-video", "--max-frames", 200)
     run = only_run(tmp_path)
@@ -684,11 +618,12 @@ def test_breakout_with_a_video(file, tmp_path):
     assert video.stat().st_size > 1000
 
 
-def test_without_pictures_there_is_one_line(file, tmp_path):
+def test_without_sprites_there_is_one_line(file, tmp_path):
     with mock.patch.dict(os.environ, XDG_DATA_HOME=str(tmp_path / "none")):
-        assert "its pictures are not here: run python -m jaxtari.install_sprites" in refuse(
-            file, tmp_path / "run"
-        )
+        line = refuse(file, tmp_path / "run")
+    assert line == (
+        "cannot train on breakout: the sprites are missing: run python -m jaxtari.install_sprites"
+    )
 
 
 def test_pictures_are_never_drawn_over_others(tmp_path):
@@ -707,4 +642,4 @@ def test_pictures_are_never_drawn_over_others(tmp_path):
         mock.patch.dict(os.environ, XDG_DATA_HOME=pictures()),
         pytest.raises(SystemExit, match="there are pictures already"),
     ):
-        runpy.run_path(str(ROOT / "benchmark" / "jaxtari_sprites.py"), run_name="__main__")
+        runpy.run_path(str(ROOT / "scripts" / "draw_jaxtari_sprites.py"), run_name="__main__")
