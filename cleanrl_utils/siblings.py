@@ -23,10 +23,21 @@ START = re.compile(r"^# -- the same in every (PyTorch|JAX) file.*$", re.MULTILIN
 END = re.compile(r"^# -- the algorithm -+$", re.MULTILINE)
 REFERENCES = {"PyTorch": "ppo", "JAX": "dqn_jax"}
 FAMILIES = {
-    "PPO, vector observations": ["ppo", "ppo_multidiscrete", "ppo_continuous_action"]
-    + ["rpo_continuous_action", "ppo_continuous_lstm"],
-    "PPO, Atari": ["ppo_atari", "ppo_atari_lstm", "ppo_atari_envpool", "ppo_atari_multigpu"]
-    + ["ppo_pettingzoo_ma_atari", "ppo_rnd_envpool"],
+    "PPO, vector observations": [
+        "ppo",
+        "ppo_multidiscrete",
+        "ppo_continuous_action",
+        "rpo_continuous_action",
+        "ppo_continuous_lstm",
+    ],
+    "PPO, Atari": [
+        "ppo_atari",
+        "ppo_atari_lstm",
+        "ppo_atari_envpool",
+        "ppo_atari_multigpu",
+        "ppo_pettingzoo_ma_atari",
+        "ppo_rnd_envpool",
+    ],
     "PPO, Procgen": ["ppo_procgen", "ppg_procgen"],
     "PPO, JAX": ["ppo_jax", "ppo_rnn_jax", "ppo_jaxtari_jax", "ppo_continuous_action_jax"],
     "PPO, EnvPool and XLA": ["ppo_atari_envpool_xla_jax", "ppo_atari_envpool_xla_jax_scan"],
@@ -34,8 +45,11 @@ FAMILIES = {
     "Value learning, Atari": ["dqn_atari", "c51_atari", "rainbow_atari", "sac_atari"],
     "Value learning, JAX": ["dqn_jax", "c51_jax"],
     "Value learning, Atari, JAX": ["dqn_atari_jax", "c51_atari_jax"],
-    "Continuous control": ["ddpg_continuous_action", "td3_continuous_action"]
-    + ["sac_continuous_action"],
+    "Continuous control": [
+        "ddpg_continuous_action",
+        "td3_continuous_action",
+        "sac_continuous_action",
+    ],
     "Continuous control, JAX": [
         f"{name}_continuous_action_jax" for name in ("ddpg", "td3", "sac", "tqc", "droq", "crossq")
     ],
@@ -79,8 +93,9 @@ def fix(path):
 def named_parts(path):
     """The text of every function, class and flag outside the shared block, by its name."""
     source = path.read_text().replace(path.name, "FILE.py")
-    start, end = START.search(source), END.search(source)
-    shared = range(source[: start.start()].count("\n"), source[: end.start()].count("\n"))
+    (before, block, _), _ = split(source, path.name)
+    first = before.count("\n") + 1
+    shared = range(first, first + block.count("\n"))
     lines, parts = source.splitlines(), {}
     for node in ast.parse(source).body:
         if node.lineno in shared:

@@ -1,4 +1,5 @@
-"""What the tests of all algorithm files share: run a file as a user would, in this process, and look inside."""
+"""What the tests of all algorithm files share: run a file as a user would, in this process, and
+look inside."""
 
 import contextlib
 import functools
@@ -58,7 +59,9 @@ def probe(file, name):
     if "pettingzoo" in file.stem:
         import tests.pettingzoo_probes  # noqa: F401  registers them for two players
 
-    return f"{'ImageProbe' if sees_images(file) else 'ContinuousProbe' if '_continuous' in file.stem else 'Probe'}/{name}-v0"
+    if sees_images(file):
+        return f"ImageProbe/{name}-v0"
+    return f"{'ContinuousProbe' if '_continuous' in file.stem else 'Probe'}/{name}-v0"
 
 
 def make_pool(task_id, real=None, **settings):
@@ -74,8 +77,9 @@ def make_pool(task_id, real=None, **settings):
 
 
 def train(file, folder, *flags, on_update=None):
-    """Run an algorithm file inside folder and return its global names; on_update(names) looks at them before each update, at
-    the optimizer that makes it, and at the names of the function that it is in."""
+    """Run an algorithm file inside folder and return its global names; on_update(names) looks at
+    them before each update, at the optimizer that makes it, and at the names of the function that
+    it is in."""
 
     def look(optimizer, *_):
         frame, names = sys._getframe(), {"optimizer": optimizer}
@@ -110,8 +114,9 @@ def train(file, folder, *flags, on_update=None):
 
 
 def start(function, *args):
-    """Call a function in a process that has the imports already. It is forked from a server, not from us: what our threads
-    hold at that moment (XLA's, TensorBoard's) would be locked in it for ever."""
+    """Call a function in a process that has the imports already. It is forked from a server, not
+    from us: what our threads hold at that moment (XLA's, TensorBoard's) would be locked in it for
+    ever."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.test_ppo_atari_multigpu"])
     process = context.Process(target=call, args=(cloudpickle.dumps((function, args)),))
@@ -150,7 +155,8 @@ def read_checkpoint(run):
 
 
 def weights(run):
-    """What acts: PPO's agent, the actor of continuous control, or the network of a value learner."""
+    """What acts: PPO's agent, the actor of continuous control, or the network of a value
+    learner."""
     checkpoint = read_checkpoint(run)
     return next(
         checkpoint[name] for name in ("agent", "actor", "q_network", "params") if name in checkpoint

@@ -1,9 +1,9 @@
-"""The probes of tests/probes.py that cleanrl/ppo_jaxtari_jax.py needs, as games with JAXtari's interface, which are compiled
-with the algorithm: --env-id tests.jaxtari_probes:ConstantValue.
+"""The probes of tests/probes.py that cleanrl/ppo_jaxtari_jax.py needs, as games with JAXtari's
+interface, which are compiled with the algorithm: --env-id tests.jaxtari_probes:ConstantValue.
 
-A game begins when FIRE, action 1, is pressed, as Breakout does; then each turn takes four frames, and all that happens does so
-in the first of them. What is seen is how bright the screen is: -1 is black, from which nothing is learned but biases, 1 white.
-"""
+A game begins when FIRE, action 1, is pressed, as Breakout does; then each turn takes four frames,
+and all that happens does so in the first of them. What is seen is how bright the screen is: -1 is
+black, from which nothing is learned but biases, 1 white."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,8 @@ class State:
 
 
 class Probe(JaxEnvironment):
-    """One observation, no choice, one life, which ends after `length` turns; the subclasses change one thing each."""
+    """One observation, no choice, one life, which ends after `length` turns; the subclasses change
+    one thing each."""
 
     ACTION_SET = jnp.array([JaxtariAction.NOOP, JaxtariAction.FIRE])
     length = 1
@@ -118,7 +119,8 @@ class MarkedLast(Probe):
 
 
 class EndsInTheMiddle(Probe):
-    """Each frame pays 1 and is brighter than the one before; the third is the last, but frames would go on."""
+    """Each frame pays 1 and is brighter than the one before; the third is the last, but frames
+    would go on."""
 
     def happens(self, frame):
         return True

@@ -49,6 +49,7 @@ from tests.harness import (
 )
 
 BLOCKS = ["ppo", "dqn_jax"]  # one file with each form of the shared block
+NEW_FORM = [stem for stem in FILES if stem != "ppo_rnn_jax"]  # which is in the old form still
 TORCH = [
     stem for stem in FILES if "_jax" not in stem
 ]  # how the others resume is tested in their own files
@@ -113,7 +114,8 @@ needs_fork = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 
 
 def files(*stems, slow=()):
-    """For what takes long: tests/test_siblings.py sees to it that the other files have the same code there."""
+    """For what takes long: tests/test_siblings.py sees to it that the other files have the same
+    code there."""
     others = [
         pytest.param(FILES[stem], marks=pytest.mark.slow, id=stem)
         for stem in slow
@@ -140,7 +142,7 @@ def finished(file, folder):
 
 COMPILED = [
     pytest.param(stem, marks=pytest.mark.slow)
-    for stem in ("dqn_atari_jax", "sac_continuous_action_jax", "ppo_rnn_jax")
+    for stem in ("dqn_atari_jax", "sac_continuous_action_jax")
 ]
 
 
@@ -165,7 +167,8 @@ def has_replay(file):
 
 
 def iteration(file):
-    """Environment steps between two checkpoints, with the flags below: few where there is a large network."""
+    """Environment steps between two checkpoints, with the flags below: few where there is a large
+    network."""
     return 16 if sees_images(file) or learns_control(file) else 64
 
 
@@ -219,7 +222,8 @@ def small(file, *flags):
 
 
 def with_curves(file, *flags):
-    """The same with losses that are logged soon: who has a replay buffer logs every hundredth update."""
+    """The same with losses that are logged soon: who has a replay buffer logs every hundredth
+    update."""
     return small(file, *(("--train-frequency", 1) if learns_values(file) else ()), *flags)
 
 
@@ -266,7 +270,7 @@ BAD_VALUES = {
 }
 
 
-@pytest.mark.parametrize("stem", FILES)
+@pytest.mark.parametrize("stem", NEW_FORM)
 def test_bad_values_get_one_line_that_names_the_flag(tmp_path, stem):
     """Every flag of the file that has a value which cannot work is tried with it."""
     names = runpy_without_main(FILES[stem])
@@ -284,7 +288,7 @@ def runpy_without_main(file):
     return runpy.run_path(str(file))
 
 
-@pytest.mark.parametrize("stem", FILES)
+@pytest.mark.parametrize("stem", NEW_FORM)
 def test_unknown_environments_get_one_line(tmp_path, stem):
     probe(FILES[stem], "")  # registers what there is for the file
     for env_id in ("NoSuchEnv-v0", "no_such_module:Env-v0"):
@@ -504,7 +508,8 @@ def test_fuzzed_commands_of_continuous_control(file, tmp_path, pairs):
 
 
 def is_finished_or_refused(file, tmp_path, start, pairs):
-    """Whatever is asked: whether it is a finished run, or a refusal that leaves nothing behind. Never a traceback."""
+    """Whatever is asked: whether it is a finished run, or a refusal that leaves nothing behind.
+    Never a traceback."""
     shutil.rmtree(tmp_path)
     flags = [word for flag, value in pairs for word in (f"--{flag}", value) if word is not None]
     try:
@@ -556,8 +561,8 @@ def test_run_folder(file, tmp_path, monkeypatch):
 
 
 def test_no_episode_is_lost(file, tmp_path):
-    """All environments of MarkedLast end together, each at a step of its own: after 3 steps, or 4 with a reset.
-    The bar shows the last return, and the speed."""
+    """All environments of MarkedLast end together, each at a step of its own: after 3 steps, or 4
+    with a reset. The bar shows the last return, and the speed."""
     envs = (
         4 if "pettingzoo" in file.stem else 5
     )  # of which two are the players of one game, reported by their names
@@ -613,7 +618,8 @@ def interrupted(file, folder, flags, after, interval=None, **hooks):
 
 @files(*TORCH)
 def test_resume_changes_nothing_but_the_episodes(file, tmp_path):
-    """Where there is nothing to an episode, and checkpoints fall between two, a resumed run is the uninterrupted one."""
+    """Where there is nothing to an episode, and checkpoints fall between two, a resumed run is the
+    uninterrupted one."""
     flags = small(
         file,
         "--total-timesteps",
@@ -674,7 +680,7 @@ def test_resume_before_the_first_checkpoint_starts_over(file, tmp_path):
     assert {**cut, "charts/SPS": None} == {**whole, "charts/SPS": None}
 
 
-@pytest.mark.parametrize("stem", FILES)
+@pytest.mark.parametrize("stem", NEW_FORM)
 def test_every_flag_has_its_help(stem):
     """tyro takes it from the comment behind a flag, and finds none where a line was wrapped."""
     lines = FILES[stem].read_text().splitlines()
@@ -689,7 +695,8 @@ def test_every_flag_has_its_help(stem):
 @files("dqn", "dqn_atari", "rainbow_atari", "sac_atari", "ddpg_continuous_action")
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_resumed_run_learns_when_it_has_a_buffer(file, tmp_path, kept):
-    """At once where it was kept; if not, after as many steps as at the start, or it would learn a few transitions by heart."""
+    """At once where it was kept; if not, after as many steps as at the start, or it would learn a
+    few transitions by heart."""
     keep = "--checkpoint-buffer" if kept else "--no-checkpoint-buffer"
     flags = small(file, "--total-timesteps", 4 * iteration(file), "--learning-starts", 20, keep)
     run = interrupted(file, tmp_path, flags, after=2)
@@ -706,28 +713,24 @@ def test_a_resumed_run_learns_when_it_has_a_buffer(file, tmp_path, kept):
     assert sorted(set(updates)) == [
         step for step in range(first, 4 * iteration(file) + 1) if step % every == 0
     ]
-    assert len(names["buffer"]) == (4 if kept else 2) * iteration(file) and not same(
+    assert names["buffer"].num_added == (4 if kept else 2) * iteration(file) and not same(
         weights(run), before
     )
 
 
 @files(*(stem for stem in TORCH if has_replay(FILES[stem])))
 def test_nothing_leads_across_a_resume(file, tmp_path):
-    """It cuts MarkedLast's episodes in the middle; what came before must not lead to, nor be seen in, the next ones' start."""
+    """It cuts MarkedLast's episodes in the middle; what came before must not lead to, nor be seen
+    in, the next ones' start."""
     flags = ("--env-id", probe(file, "MarkedLast"), "--batch-size", 8, "--total-timesteps", 48)
     seen = set()
 
     def look(names):
-        if learns_control(file):
-            batch = names["batch"][
-                :, [0, 3]
-            ]  # before the next observation come the action and the reward
-        elif "rainbow" in file.stem:
-            batch = torch.cat([names["b_obs"], names["b_next_obs"][:, -1:]], 1)[..., 0, 0]
-        elif "_atari" in file.stem:
-            batch = names["b_stacks"][..., 0, 0]
+        b = names["b"]
+        if "_atari" in file.stem:  # a stack of four frames, and the one after it
+            batch = torch.cat([b["obs"], b["next_obs"][:, -1:]], 1)[..., 0, 0]
         else:
-            batch = torch.cat([names["b_obs"], names["b_next_obs"]], 1)
+            batch = torch.cat([b["obs"], b["next_obs"]], 1)
         seen.update(tuple(row) for row in batch.tolist())
 
     flags = (
@@ -890,7 +893,7 @@ ADAM = "torch.optim.Adam(agent.parameters(), **adam)"
         "torch.optim.RMSprop(agent.parameters(), lr=args.learning_rate)",
         "torch.optim.SGD(agent.parameters(), lr=args.learning_rate, momentum=0.9)",
         "torch.optim.Adam(agent.parameters(), lr=args.learning_rate, amsgrad=True)",
-        "torch.optim.AdamW([{'params': agent.actor.parameters()}, {'params': agent.critic.parameters()}])",
+        "torch.optim.AdamW([{'params': x.parameters()} for x in (agent.actor, agent.critic)])",
     ],
 )
 def test_any_optimizer_trains_and_resumes(file, tmp_path, optimizer):
@@ -957,7 +960,7 @@ def test_what_fits_into_a_checkpoint(file, tmp_path):
 def test_dropout_and_masks(file, tmp_path):
     """Dropout is off while acting, and log-probabilities of -inf leave the entropy finite."""
     dropout = ("        nn.Tanh(),\n        layer_init(nn.Linear(64, out_dim), gain),",)
-    new = "        nn.Tanh(),\n        nn.Dropout(0.5),\n        layer_init(nn.Linear(64, out_dim), gain),"
+    new = dropout[0].replace("Tanh(),", "Tanh(),\n        nn.Dropout(0.5),")
     mask = "return self.actor(obs.reshape(len(obs), -1)).log_softmax(-1)"
     masked = (
         "logits = self.actor(obs.reshape(len(obs), -1))\n"
@@ -1037,7 +1040,7 @@ def test_nan_from_an_environment_ends_the_run(file, tmp_path, monkeypatch, what)
 @files("ppo", "dqn", "td3_continuous_action", "dqn_jax")
 def test_a_loss_that_is_not_finite_ends_the_run(file, tmp_path):
     flags = with_curves(file, "--learning-rate", 1e30, "--total-timesteps", 10 * iteration(file))
-    with pytest.raises(SystemExit, match=r"loss of .* at step|is not finite|not finite"):
+    with pytest.raises(SystemExit, match=r"of \S+ at step \d+: |is not finite"):
         train(file, tmp_path, *flags)
     run = only_run(tmp_path)
     if step_of(run):
@@ -1195,7 +1198,8 @@ def test_kill_at_any_moment_leaves_a_resumable_run(file, tmp_path):
 
 
 def wandb_records(path):
-    """The records of an offline run: LevelDB's log format behind a header of 7 bytes, which wandb writes but does not read."""
+    """The records of an offline run: LevelDB's log format behind a header of 7 bytes, which wandb
+    writes but does not read."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     data, position, parts = path.read_bytes(), 7, []
@@ -1253,8 +1257,9 @@ def test_wandb_offline_really_logs(file, tmp_path):
 
 @files(*(stem for stem in FILES if "_jax" in stem), "ppo_continuous_action_isaacgym")
 def test_xla_gets_the_flag_for_the_same_bits_on_a_gpu(file, tmp_path):
-    """XLA reads its flags once, when the first array is made, which some libraries of environments do as soon as they are
-    imported: what is set later is ignored without a word. But it ends a program that has a flag which it does not know."""
+    """XLA reads its flags once, when the first array is made, which some libraries of environments
+    do as soon as they are imported: what is set later is ignored without a word. But it ends a
+    program that has a flag which it does not know."""
     source, flag = file.read_text(), "--xla_gpu_deterministic_ops=true"
     (tmp_path / file.name).write_text(source.replace(flag, "--xla_of_the_file=true"))
     environment = os.environ | {"XLA_FLAGS": "--xla_of_the_user=true"}
@@ -1307,7 +1312,8 @@ def test_small_networks_stay_on_one_thread_of_the_cpu(file, tmp_path):
 
 @files(*BLOCKS[:1])
 def test_a_run_on_the_cpu_leaves_the_gpu_alone(file, tmp_path, monkeypatch):
-    """As on a machine whose driver shows a GPU that PyTorch cannot use: nothing may try to wake it."""
+    """As on a machine whose driver shows a GPU that PyTorch cannot use: nothing may try to wake
+    it."""
     monkeypatch.setattr(torch.cuda.random, "device_count", lambda: 1)
     error = None
     try:

@@ -1,7 +1,8 @@
-"""What only a GPU can show, in minutes, where there is one: `python -m pytest tests/test_gpu.py -m slow -n 4`.
+"""What only a GPU can show, in minutes, where there is one: `python -m pytest tests/test_gpu.py -m
+slow -n 4`.
 
-Runs are programs of their own, as users start them: what XLA is asked for, and what CUDA has recorded, is theirs alone.
-"""
+Runs are programs of their own, as users start them: what XLA is asked for, and what CUDA has
+recorded, is theirs alone."""
 
 import os
 import subprocess
@@ -103,7 +104,8 @@ jax.config.update("jax_default_matmul_precision", "highest")
 if "/" in sys.argv[2]:
     env, _ = names["make_env"](names["Args"](env_id=sys.argv[2]))
     reset = env.reset
-    step = lambda key, state: env.step(state, jax.random.uniform(key, (env.action_size,), minval=-1.0))
+    draw = lambda key: jax.random.uniform(key, (env.action_size,), minval=-1.0)
+    step = lambda key, state: env.step(state, draw(key))
 else:
     env, params = names["gymnax"].make(sys.argv[2])
     reset = lambda key: env.reset(key, params)[1]
@@ -115,7 +117,9 @@ def roll(key):
         return state, jnp.concatenate([jnp.ravel(x).astype(jnp.float32) for x in seen])
     return jax.lax.scan(look, reset(key), jax.random.split(key, int(sys.argv[3])))[1]
 keys = jax.random.split(jax.random.PRNGKey(3), 64)
-on = [np.asarray(jax.jit(jax.vmap(roll))(jax.device_put(keys, jax.devices(kind)[0]))) for kind in ("cuda", "cpu")]
+def roll_on(kind):
+    return np.asarray(jax.jit(jax.vmap(roll))(jax.device_put(keys, jax.devices(kind)[0])))
+on = [roll_on(kind) for kind in ("cuda", "cpu")]
 print(np.abs(on[0] - on[1]).max(), np.abs(on[1]).max())
 """
 GAMES = [
@@ -134,7 +138,8 @@ GAMES = [
     + [("ppo_jax", env_id, 100) for env_id in GAMES],
 )
 def test_worlds_on_a_gpu_are_those_on_a_cpu(file, env_id, steps):
-    """XLA's own way to add up in a fixed order is far off with Brax's forces: Ants were 14.6 away after these ten steps."""
+    """XLA's own way to add up in a fixed order is far off with Brax's forces: Ants were 14.6 away
+    after these ten steps."""
     command = [sys.executable, "-c", ON_BOTH, str(FILES[file]), env_id, str(steps)]
     done = subprocess.run(
         command,

@@ -1,4 +1,5 @@
-"""cleanrl/ppo.py. test_core_N guards detail N of docs/rl-algorithms/ppo.md; tests/mutations shows that each test bites."""
+"""cleanrl/ppo.py. test_core_N guards detail N of docs/rl-algorithms/ppo.md; tests/mutations shows
+that each test bites."""
 
 import copy
 
@@ -6,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.harness import PPO, flat_grad, only_run, same, scalars, train, weights
+from tests.harness import flat_grad, only_run, same, scalars, train, weights
 
 LOSSES = (
     "value_loss",
@@ -46,7 +47,8 @@ def test_core_2_orthogonal_weights_and_zero_biases(file, tmp_path):
 
 
 def test_core_3_adam_epsilon(file, tmp_path):
-    """Adam's first step is lr * g / (|g| + eps): how it differs from lr * sign(g) tells the epsilon."""
+    """Adam's first step is lr * g / (|g| + eps): how it differs from lr * sign(g) tells the
+    epsilon."""
     seen = []
 
     def look(names):
@@ -147,9 +149,7 @@ def test_core_8_clipped_surrogate(file, tmp_path):
     def look(names):
         nonlocal clipped
         rows = []
-        for ratio, advantage in zip(
-            names["ratio"].tolist(), names["adv"].tolist(), strict=True
-        ):
+        for ratio, advantage in zip(names["ratio"].tolist(), names["adv"].tolist(), strict=True):
             clipped += (ratio > 1.2 and advantage > 0) or (ratio < 0.8 and advantage < 0)
             bound = 1.2 if advantage > 0 else 0.8
             rows.append(advantage * (min(ratio, bound) if advantage > 0 else max(ratio, bound)))
@@ -184,16 +184,15 @@ def test_core_9_clipped_value_loss(file, tmp_path):
 
 
 def test_core_10_one_loss_for_policy_value_and_entropy(file, tmp_path):
-    """The gradient that reaches the optimizer is that of the textbook loss, written anew here and left to autograd."""
+    """The gradient that reaches the optimizer is that of the textbook loss, written anew here and
+    left to autograd."""
 
     def look(names):
         agent, mb = copy.deepcopy(names["agent"]), names["mb"]
         policy = torch.distributions.Categorical(logits=agent.actor(names["b_obs"][mb]))
         value = agent.critic(names["b_obs"][mb])[:, 0]
         ratio = torch.exp(policy.log_prob(names["b_actions"][mb]) - names["b_log_probs"][mb])
-        gain = torch.minimum(
-            ratio * names["adv"], torch.clip(ratio, 0.8, 1.2) * names["adv"]
-        )
+        gain = torch.minimum(ratio * names["adv"], torch.clip(ratio, 0.8, 1.2) * names["adv"])
         error = (value - names["b_returns"][mb]) ** 2
         loss = -gain.mean() + 0.7 * error.mean() / 2 - 0.3 * policy.entropy().mean()
         expected = torch.autograd.grad(loss, list(agent.parameters()))
@@ -366,7 +365,8 @@ def test_reset_rows_are_not_learned_from(file, tmp_path):
 
 
 def test_other_autoreset_modes_are_refused(file, tmp_path):
-    """An environment that resets on the same step has no reset rows, and hides its last observations."""
+    """An environment that resets on the same step has no reset rows, and hides its last
+    observations."""
     with pytest.raises(
         SystemExit,
         match="autoreset mode is not NEXT_STEP",

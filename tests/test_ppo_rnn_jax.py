@@ -1,8 +1,8 @@
-"""cleanrl/ppo_rnn_jax.py. test_rnn_N guards detail N of docs/rl-algorithms/ppo-rnn-jax.md, the others those of ppo.md;
-tests/mutations shows that each test bites.
+"""cleanrl/ppo_rnn_jax.py. test_rnn_N guards detail N of docs/rl-algorithms/ppo-rnn-jax.md, the
+others those of ppo.md; tests/mutations shows that each test bites.
 
-Compiling takes longer than everything else here: so tests share a program, which is made once for each file.
-"""
+Compiling takes longer than everything else here: so tests share a program, which is made once for
+each file."""
 
 import functools
 import runpy
@@ -18,10 +18,9 @@ import torch
 
 import tests.gymnax_probes  # noqa: F401  registers them
 from cleanrl_utils import enjoy
+from tests.compiled_runs import FEW, advantages_of, begin, halfway, runs_of
 from tests.harness import FILES, about, only_run, read_checkpoint, same, scalars
 from tests.test_dqn_jax import compiled_quickly, leaves, tensors, train, without_speed
-from tests.test_ppo_jax import FEW, advantages_of, begin, halfway, runs_of
-from tests.test_siblings import find_differences
 
 
 @pytest.fixture
@@ -29,19 +28,8 @@ def file():
     return FILES["ppo_rnn_jax"]
 
 
-def test_differs_from_ppo_jax_in_what_a_memory_needs(file, tmp_path):
-    """siblings.toml lists what both have unlike all others; all that is not named here is the same in both. To "seed, build,
-    restore", ppo_jax.py's program is told of how many runs it is, and whether on a GPU, for which it has forms of its own."""
-    found = {name for name, _, _ in find_differences([FILES["ppo_jax"], file])}
-    flags = {
-        f"Args.{flag}"
-        for flag in ("log_interval", "env_id", "num_envs", "num_steps", "num_minibatches")
-    }
-    checked = "check that the numbers fit together and the file fits the environment"
-    assert found == {"Network", "Agent", "load_policy", "make_program", "seed", checked} | flags
-
-
-# an iteration, written anew: environments and agent one step at a time, PyTorch's GRU, autograd and Adam
+# an iteration, written anew: environments and agent one step at a time, PyTorch's GRU, autograd and
+# Adam
 
 CELL = torch.nn.GRUCell(64, 128)
 
@@ -84,8 +72,8 @@ def unroll(params, obs, is_over, state):
 
 @torch.no_grad()
 def follow(args, run):
-    """The rollout of a run's next iteration, by gymnax's own step with the random numbers that the program draws, what the
-    world is after it, and the order of environments in each epoch."""
+    """The rollout of a run's next iteration, by gymnax's own step with the random numbers that the
+    program draws, what the world is after it, and the order of environments in each epoch."""
     env, env_params = gymnax.make(args.env_id)
     _, noise_key, step_key, reset_key, order_key = jax.random.split(run["key"], 5)
     rows, size = (args.num_steps, args.num_envs), args.num_steps * args.num_envs
@@ -141,7 +129,8 @@ def follow(args, run):
 
 
 def learn(args, run, adam, params, rollout, orders):
-    """The metrics of an iteration in which PyTorch's Adam changes params; how much the clips did."""
+    """The metrics of an iteration in which PyTorch's Adam changes params; how much the clips
+    did."""
     obs, actions, logprobs, values, rewards, terminated, truncated, next_values, _, _ = rollout
     is_over = terminated | truncated
     advantages = advantages_of(args, values, next_values, rewards, terminated, is_over)
@@ -232,7 +221,8 @@ WATCHED = (
 
 @functools.cache
 def watch(file, *flags):
-    """The states of a run before, between and after two iterations, what each iteration logged, and how it is to be."""
+    """The states of a run before, between and after two iterations, what each iteration logged, and
+    how it is to be."""
     args, run, program = begin(file, *WATCHED, *flags)
     states, logs = [run], []
     for _ in range(2):
@@ -243,8 +233,8 @@ def watch(file, *flags):
 
 
 def test_core_1_and_lstm_3_episodes_and_what_is_remembered_of_them(file, tmp_path):
-    """The world after an iteration, its memories, and every end in it, are those of agent and environments, stepped one by one
-    from the world before."""
+    """The world after an iteration, its memories, and every end in it, are those of agent and
+    environments, stepped one by one from the world before."""
     _, states, logs, followed = watch(file)
     for after, (_, (is_over, returns, lengths)), (rollout, world, _) in zip(
         states[1:], logs, followed, strict=True
@@ -299,8 +289,8 @@ OTHER_FLAGS = pytest.param(
 def test_core_3_to_12_and_lstm_4_to_5_an_iteration_is_that_of_a_slow_reference(
     file, tmp_path, flags
 ):
-    """Advantages, minibatches of whole environments, states rebuilt from the rollout's start, losses, gradients and Adam's
-    steps, in two iterations."""
+    """Advantages, minibatches of whole environments, states rebuilt from the rollout's start,
+    losses, gradients and Adam's steps, in two iterations."""
     args, states, logs, followed = watch(file, *flags)
     params = tensors(states[0]["agent"]["params"])
     adam = torch.optim.Adam(jax.tree.leaves(params), eps=1e-5)
@@ -366,7 +356,8 @@ def test_lstm_3_many_steps_at_once_are_one_by_one(file, tmp_path):
 
 
 def test_lstm_3_nothing_leaks_across_an_end(file, tmp_path):
-    """The gradient tells what an output depends on: on the observations of its episode so far, and on nothing else."""
+    """The gradient tells what an output depends on: on the observations of its episode so far, and
+    on nothing else."""
     agent, params = agent_of(file)
     is_last = np.zeros((6, 3), dtype=bool)
     is_last[[2, 1, 4, 5], [0, 1, 1, 2]] = True
@@ -383,11 +374,13 @@ def test_lstm_3_nothing_leaks_across_an_end(file, tmp_path):
 
 
 def test_rnn_1_images_are_remembered_too(file, tmp_path):
-    """The network for images is shared too, and of a size that fits; only shapes are computed here."""
+    """The network for images is shared too, and of a size that fits; only shapes are computed
+    here."""
     agent, obs = runpy.run_path(str(file))["Agent"](6), np.zeros((5, 3, 10, 10, 4), bool)
-    shapes = lambda: agent.init_with_output(
-        jax.random.key(1), obs, False, np.zeros((3, 128), np.float32)
-    )  # noqa: E731
+
+    def shapes():
+        return agent.init_with_output(jax.random.key(1), obs, False, np.zeros((3, 128), np.float32))
+
     (log_probs, value, after), params = jax.eval_shape(shapes)
     assert (log_probs.shape, value.shape, after.shape) == ((5, 3, 6), (5, 3), (3, 128))
     assert {*params["params"]} == {"network", "gru", "actor", "critic"}
@@ -458,7 +451,8 @@ def test_without_memory_it_is_not_learned(file, tmp_path):
 
 @pytest.mark.slow
 def test_rnn_2_a_cut_is_bootstrapped_by_one_who_remembers(file, tmp_path):
-    """Without the memory, the last observation of a cut episode would be worth 0, and the first half as much."""
+    """Without the memory, the last observation of a cut episode would be worth 0, and the first
+    half as much."""
     flags = (
         "--env-id",
         "tests.gymnax_probes:GymnaxProbe/RecallAcrossACut-v0",
@@ -492,7 +486,8 @@ def test_values_of_a_probe(file, tmp_path):
 
 @pytest.mark.slow
 def test_learns_a_memory_chain(file, tmp_path):
-    """The bit of the first steps is asked for at the sixth: 1 for who remembers it, -1 for who does not, 0 for a guess."""
+    """The bit of the first steps is asked for at the sixth: 1 for who remembers it, -1 for who does
+    not, 0 for a guess."""
     train(file, tmp_path, "--num-seeds", 4, "--total-timesteps", 65_536)
     assert len(runs_of(tmp_path)) == 4 and min(map(last_hundred, runs_of(tmp_path))) >= 0.95
     run = runs_of(tmp_path)[0]
@@ -504,7 +499,8 @@ def test_learns_a_memory_chain(file, tmp_path):
 
 @pytest.mark.slow
 def test_rnn_3_memories_go_on_after_an_interruption(file, tmp_path):
-    """The state is in the checkpoint: to go on with some runs, or one that was alone, changes not a bit."""
+    """The state is in the checkpoint: to go on with some runs, or one that was alone, changes not a
+    bit."""
     flags = (*FEW, "--env-id", "MemoryChain-bsuite")
     for few in (("--num-seeds", 2), ()):
         whole, part = halfway(file, tmp_path / f"{len(few)}", *flags, *few)

@@ -1,4 +1,5 @@
-"""A stand-in for an algorithm file that the tuner's tests can run in a second: its returns are known, and it can misbehave."""
+"""A stand-in for an algorithm file that the tuner's tests can run in a second: its returns are
+known, and it can misbehave."""
 
 import json
 import math
@@ -30,7 +31,8 @@ class Args:
 
 
 def returns(args):
-    """What is logged: 10 x times the share of the steps done, one more for each seed, ten times as much in environment B."""
+    """What is logged: 10 x times the share of the steps done, one more for each seed, ten times as
+    much in environment B."""
     scale = 10 if args.env_id == "B" else 1
     return [
         (step, scale * (10 * args.x * step / args.total_timesteps + args.seed))

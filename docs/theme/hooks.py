@@ -282,12 +282,15 @@ def step_lines(source):
                     ):
                         starts[n + 1] = re.split(r"[:;,.\[]", lines[n].lstrip(" #"))[0].strip()
     shared = shared_lines(source)
-    starts |= {shared.start: "shared block", shared.stop: "main"}
+    if shared:
+        starts |= {shared.start: "shared block", shared.stop: "main"}
     return {line: name for line, name in starts.items() if line not in shared[1:]}
 
 
 def shared_lines(source):
     """The line numbers of the block that is the same in all PyTorch or all JAX files."""
+    if "# -- the algorithm ---" not in source:  # a file in the old form
+        return range(0)
     (before, block, _), _ = split(source, "the file")
     first = before.count("\n") + 1
     return range(first, first + block.count("\n"))
@@ -364,7 +367,7 @@ def weave(html, name):
     parts = []
     for n, end, note in zip(starts, [*starts[1:], len(lines) + 1], rest[1::2], strict=True):
         code = code_html(lines[n - 1 : end - 1], n)
-        if n == shared.start:  # whoever knows one file can skip it in all
+        if shared and n == shared.start:  # whoever knows one file can skip it in all
             code = f"<details><summary>Show these {len(shared)} lines</summary>{code}</details>"
         parts.append(f'<section><div class="note">{note}</div>{code}</section>')
     return f'{head}<div class="annotated">{"".join(parts)}</div>', len(lines)
