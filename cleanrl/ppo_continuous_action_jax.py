@@ -418,8 +418,8 @@ def make_program(args, env, max_episode_steps):
         return world, row
 
     def collect(run, noise_key, place_key, reset_key):
-        """A rollout. Its new episodes start from as many states as there are environments: to
-        reset one at each step, as Brax does, would take as long as many steps [physics 2]."""
+        """A rollout. New episodes start from a pool of states, drawn once per rollout [physics 2]:
+        to reset all environments at each step would take as long as to step them."""
         noise = jax.random.normal(noise_key, (T, N, env.action_size))
         pool = jax.tree.leaves(jax.vmap(env.reset)(jax.random.split(reset_key, N)))
         shifts = jax.random.randint(place_key, (T, 1), 0, N)  # ends at one step: other states
