@@ -63,7 +63,7 @@ FLAGS = {
     "ppo_jax": "--total-timesteps 8192",
     "ppo_rnn_jax": "--total-timesteps 8192",
     "ppo_jaxtari_jax": f"{PIXELS}",
-    "ppo_continuous_action_jax": f"{PIXELS} --env-id inverted_pendulum",
+    "ppo_continuous_action_jax": f"{PIXELS} --env-id brax/inverted_pendulum",
     "ppo_atari_envpool_xla_jax": PIXELS,
     "ppo_atari_envpool_xla_jax_scan": PIXELS,
 }
