@@ -96,4 +96,5 @@ def test_values_of_probes(file, tmp_path, probe, values):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_learns_cartpole(file, tmp_path, seed):
-    assert learn_cartpole(file, tmp_path, seed) >= 150
+    """In half as many steps again as DQN."""
+    assert learn_cartpole(file, tmp_path, seed, "--total-timesteps", 24_000) >= 150

@@ -380,9 +380,9 @@ def test_learns_cartpole(file, tmp_path, seed):
     assert learn_cartpole(file, tmp_path, seed) >= 150
 
 
-def learn_cartpole(file, tmp_path, seed):
+def learn_cartpole(file, tmp_path, seed, *flags):
     """The mean return of the last 20 episodes."""
-    names = train(file, tmp_path, *FAST_CARTPOLE, "--seed", seed)
+    names = train(file, tmp_path, *FAST_CARTPOLE, "--seed", seed, *flags)
     assert names["is_compiled"](names["args"])
     returns = [value for _, value in scalars(only_run(tmp_path))["charts/episodic_return"]]
     return np.mean(returns[-20:])
