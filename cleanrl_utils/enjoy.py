@@ -32,7 +32,8 @@ CHECKPOINTS = (
     "model.safetensors",
 )  # what JAX, PyTorch and the Hub call it
 TRAINING_ONLY = re.compile(  # parts of a checkpoint
-    r"args|(.*_)?(optimizer|rng)|opt_state|target_.*|buffer|added|league|world|key|rnd|bonus_filter"
+    r"args|(.*_)?(optimizer|rng)|random_states|opt_state|target_.*|buffer|added|league|world|key"
+    r"|rnd|bonus_filter"
 )
 NUMPY = [np.ndarray, np.dtype, np._core.multiarray._reconstruct, np._core.multiarray.scalar]
 NUMPY += [type(np.dtype(code)) for code in "?bBhHiIlLefd"]  # no objects, which could be any code

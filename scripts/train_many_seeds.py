@@ -33,7 +33,7 @@ def train(algorithm, env_id, num_seeds, **flags):
     program = jax.jit(jax.vmap(lambda run: train(run, 100)), donate_argnums=0)
     returns = [[] for _ in range(num_seeds)]
     for _ in range(args.total_timesteps // (100 * max(args.num_envs, args.train_frequency))):
-        runs, ((is_over, totals, _), _) = program(runs)
+        runs, ((is_over, totals, *_), _) = program(runs)
         for seed, (rows, ends) in enumerate(
             zip(np.asarray(totals), np.asarray(is_over), strict=True)
         ):
