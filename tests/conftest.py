@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-# before PyTorch is imported anywhere: one thread for each of pytest's workers, and none of their windows or sounds
+# before PyTorch is imported anywhere: one thread for each of pytest's workers, and none of their
+# windows or sounds
 os.environ.update(
     OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", SDL_VIDEODRIVER="dummy", SDL_AUDIODRIVER="dummy"
 )

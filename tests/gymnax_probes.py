@@ -1,9 +1,8 @@
-"""The probes of tests/probes.py that cleanrl/ppo_jax.py and ppo_rnn_jax.py need, as gymnax environments, which are compiled
-with the algorithm.
+"""The probes of tests/probes.py that cleanrl/ppo_jax.py and ppo_rnn_jax.py need, as gymnax
+environments, which are compiled with the algorithm.
 
-Each is registered under GymnaxProbe/<class name>-v0; importing this module is enough, and so is the id
-tests.gymnax_probes:GymnaxProbe/...-v0.
-"""
+Each is registered under GymnaxProbe/<class name>-v0; importing this module is enough, and so is the
+id tests.gymnax_probes:GymnaxProbe/...-v0."""
 
 import gymnax
 import jax
@@ -19,7 +18,8 @@ class State(environment.EnvState):
 
 
 class Probe(environment.Environment):
-    """One observation, no choice, episodes of `length` steps; the subclasses change one thing each."""
+    """One observation, no choice, episodes of `length` steps; the subclasses change one thing
+    each."""
 
     length = 1
     num_actions = 2
@@ -75,14 +75,16 @@ class Discounting(Probe):
 
 
 class TruncatedEveryStep(Probe):
-    """Reward 1 and a cut, again and again: the value is 1 / (1 - gamma), as if there were no cuts."""
+    """Reward 1 and a cut, again and again: the value is 1 / (1 - gamma), as if there were no
+    cuts."""
 
     def ends(self, key, obs, time):
         return False, True
 
 
 class TwoEnds(Probe):
-    """Which kind of end comes can be seen: after -1 the episode is terminated, after 1 truncated where 1 is seen again."""
+    """Which kind of end comes can be seen: after -1 the episode is terminated, after 1 truncated
+    where 1 is seen again."""
 
     def observe(self, key, time):
         return jnp.where(time == 0, jax.random.rademacher(key, (1,)), 1).astype(jnp.float32)
@@ -118,7 +120,8 @@ class MarkedLast(Probe):
 
 
 class RandomEnds(Probe):
-    """Random observations and rewards, and ends of both kinds at random moments; rarely both at once."""
+    """Random observations and rewards, and ends of both kinds at random moments; rarely both at
+    once."""
 
     def observe(self, key, time):
         return jax.random.uniform(key, (1,), minval=-1)
@@ -137,7 +140,8 @@ class StateWithHint(State):
 
 
 class Recall(Probe):
-    """The first observation tells which action pays at the last step; what lies between tells nothing."""
+    """The first observation tells which action pays at the last step; what lies between tells
+    nothing."""
 
     length = 5
 
@@ -165,8 +169,9 @@ class Recall(Probe):
 
 
 class RecallAcrossACut(Recall):
-    """The hint is the reward of the second step, before which half of the episodes are cut: they end with an observation whose
-    value, hint or -hint, only one who remembers knows. The value is gamma times the hint at the first step, then the hint."""
+    """The hint is the reward of the second step, before which half of the episodes are cut: they
+    end with an observation whose value, hint or -hint, only one who remembers knows. The value is
+    gamma times the hint at the first step, then the hint."""
 
     length = 2
 

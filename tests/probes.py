@@ -1,9 +1,10 @@
-"""Tiny environments whose values and best actions are known, so that what was learned can be compared with the truth.
+"""Tiny environments whose values and best actions are known, so that what was learned can be
+compared with the truth.
 
-Each is registered under Probe/<class name>-v0; importing this module is enough, and so is the id tests.probes:Probe/...-v0.
-Those with two actions come in two more forms: ContinuousProbe/... takes a number, whose sign is the action, and ImageProbe/...
-shows its observation as Atari games do, in stacks of images of 84 x 84, through Gymnasium's and through EnvPool's interface.
-"""
+Each is registered under Probe/<class name>-v0; importing this module is enough, and so is the id
+tests.probes:Probe/...-v0. Those with two actions come in two more forms: ContinuousProbe/... takes
+a number, whose sign is the action, and ImageProbe/... shows its observation as Atari games do, in
+stacks of images of 84 x 84, through Gymnasium's and through EnvPool's interface."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -14,7 +15,8 @@ from gymnasium.envs.classic_control.pendulum import PendulumEnv
 
 
 class Probe(gym.Env):
-    """One observation, no choice, episodes of `length` steps; the subclasses change one thing each."""
+    """One observation, no choice, episodes of `length` steps; the subclasses change one thing
+    each."""
 
     length = 1
     truncates = False  # how an episode ends: by termination, or by truncation
@@ -59,7 +61,8 @@ class ValueFromObs(Probe):
 
 
 class Discounting(Probe):
-    """Reward 1 at the second step only: the value is gamma at observation 0 and 1 at observation 1."""
+    """Reward 1 at the second step only: the value is gamma at observation 0 and 1 at observation
+    1."""
 
     length = 2
 
@@ -85,13 +88,15 @@ class ActionAndObsMatter(ValueFromObs):
 
 
 class TruncatedEveryStep(Probe):
-    """Reward 1 for ever, but cut after each step: the value is 1 / (1 - gamma), and 1 for who takes a cut for the end."""
+    """Reward 1 for ever, but cut after each step: the value is 1 / (1 - gamma), and 1 for who takes
+    a cut for the end."""
 
     truncates = True
 
 
 class TwoEnds(ValueFromObs):
-    """Reward 1; at observation -1 the episode terminates (value 1), at 1 it is cut and would go on from where it is."""
+    """Reward 1; at observation -1 the episode terminates (value 1), at 1 it is cut and would go on
+    from where it is."""
 
     def step(self, action):
         before = self.obs
@@ -99,8 +104,9 @@ class TwoEnds(ValueFromObs):
 
 
 class LateEnds(ValueFromObs):
-    """TwoEnds for who sees the last four observations, -0.5 or 0.5: reward 1, and only the fourth step ends the episode, by
-    termination (value 1) or by a cut, at which they look as they do before that step and so are worth 1 / (1 - gamma)."""
+    """TwoEnds for who sees the last four observations, -0.5 or 0.5: reward 1, and only the fourth
+    step ends the episode, by termination (value 1) or by a cut, at which they look as they do
+    before that step and so are worth 1 / (1 - gamma)."""
 
     length = 4
 
@@ -116,7 +122,8 @@ class LateEnds(ValueFromObs):
 
 
 class RandomEnds(Probe):
-    """Random observations and rewards, and either end at random moments: nothing to learn, everything to get wrong."""
+    """Random observations and rewards, and either end at random moments: nothing to learn,
+    everything to get wrong."""
 
     observation_space = gym.spaces.Box(-1, 1, (3,), np.float32)
 
@@ -129,7 +136,8 @@ class RandomEnds(Probe):
 
 
 class MarkedLast(Probe):
-    """Three steps, then the observation 1, which no step starts from: who learns from it has learned from a reset row."""
+    """Three steps, then the observation 1, which no step starts from: who learns from it has
+    learned from a reset row."""
 
     length = 3
 
@@ -147,7 +155,8 @@ class WideObs(Probe):
 
 
 class Recall(Probe):
-    """The first observation tells which action pays at the last step; what lies between tells nothing."""
+    """The first observation tells which action pays at the last step; what lies between tells
+    nothing."""
 
     length = 5
     observation_space = gym.spaces.Box(
@@ -206,7 +215,8 @@ class ScalarObs(ActionAndObsMatter):
 
 
 class ThreeLives(Probe):
-    """Reward 1; every second step costs a life, and before the next one it takes a step that is no choice: FIRE, action 1."""
+    """Reward 1; every second step costs a life, and before the next one it takes a step that is no
+    choice: FIRE, action 1."""
 
     length = 8
     lives = 3
@@ -223,8 +233,9 @@ class ThreeLives(Probe):
 
 
 class Corridor(Probe):
-    """42 places in a row, each a stripe of its own: action 1 goes on, action 0 goes back, and only the last one pays. There is
-    time for half as many steps again; who chooses at random comes to the end once in millions of episodes."""
+    """42 places in a row, each a stripe of its own: action 1 goes on, action 0 goes back, and only
+    the last one pays. There is time for half as many steps again; who chooses at random comes to
+    the end once in millions of episodes."""
 
     length = 63
     truncates = True
@@ -262,7 +273,8 @@ class MultiDiscreteActions(Probe):
 
 
 class ContinuousTarget(Probe):
-    """The reward is minus the squared distance of each part of the action to 0.5 and -1: the best return is 0."""
+    """The reward is minus the squared distance of each part of the action to 0.5 and -1: the best
+    return is 0."""
 
     action_space = gym.spaces.Box(np.array([-1, -2], np.float32), np.array([1, 2], np.float32))
 
@@ -280,8 +292,8 @@ class ContinuousTargetFromObs(ValueFromObs):
 
 
 class UnevenActions(Probe):
-    """Two rows and two columns of actions, each with bounds of its own and a right place between them, as a share of its
-    width: the reward is minus the squared distance to that."""
+    """Two rows and two columns of actions, each with bounds of its own and a right place between
+    them, as a share of its width: the reward is minus the squared distance to that."""
 
     action_space = gym.spaces.Box(
         np.float32([[0, -3], [10, -1]]), np.float32([[1, 5], [10.5, 100]])
@@ -302,7 +314,8 @@ class UnboundedActions(Probe):
 
 
 class ShiftedMultiDiscrete(Probe):
-    """Two parts that count from 3 and from -1: the right answers are 4 and 1, and every right part pays 1."""
+    """Two parts that count from 3 and from -1: the right answers are 4 and 1, and every right part
+    pays 1."""
 
     action_space = gym.spaces.MultiDiscrete([2, 3], start=[3, -1])
 
@@ -312,7 +325,8 @@ class ShiftedMultiDiscrete(Probe):
 
 
 class GridOfActions(Probe):
-    """The parts of the action in two rows and two columns; the right answers are all different, every right part pays 1."""
+    """The parts of the action in two rows and two columns; the right answers are all different,
+    every right part pays 1."""
 
     action_space = gym.spaces.MultiDiscrete([[2, 3], [4, 5]])
 
@@ -322,7 +336,8 @@ class GridOfActions(Probe):
 
 
 class DiscreteObs(Probe):
-    """Observations 5, 6 and 7 at random, to be answered with actions 0, 1 and 2: the right one pays 1, the others cost 1."""
+    """Observations 5, 6 and 7 at random, to be answered with actions 0, 1 and 2: the right one pays
+    1, the others cost 1."""
 
     observation_space = gym.spaces.Discrete(3, start=5)
     action_space = gym.spaces.Discrete(3)
@@ -335,13 +350,15 @@ class DiscreteObs(Probe):
 
 
 class MaskedActions(Probe):
-    """Reward 1; an invalid action ends the game at once and costs 1. Only the mask, new at each step, tells which they are."""
+    """Reward 1; an invalid action ends the game at once and costs 1. Only the mask, new at each
+    step, tells which they are."""
 
     length = 4
     action_space = gym.spaces.MultiDiscrete([3, 2])
 
     def draw_mask(self, over):
-        """Which values of the first part are valid, then of the second: one of each at least, and none when all is over."""
+        """Which values of the first part are valid, then of the second: one of each at least, and
+        none when all is over."""
         self.valid = [
             self.np_random.permutation(np.arange(n) < self.np_random.integers(1, n)) & ~over
             for n in (3, 2)
@@ -368,7 +385,8 @@ class MaskedActionsInParts(MaskedActions):
 
 
 class FarAndWide(ContinuousTargetFromObs):
-    """ContinuousTargetFromObs with observations that no network would like as they are: 900 and 1100."""
+    """ContinuousTargetFromObs with observations that no network would like as they are: 900 and
+    1100."""
 
     observation_space = gym.spaces.Box(0, 2000, (1,), np.float32)
 
@@ -405,7 +423,8 @@ def make_same_step(num_envs, render_mode=None):
 
 
 class Continuous(gym.Wrapper):
-    """A probe that takes one number for an action: above 0 stands for action 1, all others for action 0."""
+    """A probe that takes one number for an action: above 0 stands for action 1, all others for
+    action 0."""
 
     action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
 
@@ -415,8 +434,9 @@ class Continuous(gym.Wrapper):
 
 
 class Image(gym.Wrapper):
-    """A probe whose numbers, between -1 and 1, are the brightness of stripes in the newest of several images, and which counts
-    lives. The older images are those of the steps before; before a game's first they are black, or that one again."""
+    """A probe whose numbers, between -1 and 1, are the brightness of stripes in the newest of
+    several images, and which counts lives. The older images are those of the steps before; before a
+    game's first they are black, or that one again."""
 
     size, colors = 84, 1
 
@@ -453,7 +473,8 @@ class Picture(Image):
 
 
 class ImageProbes(gym.vector.SyncVectorEnv):
-    """Several of them as ale_py's vector environment makes them, whose flags they take and ignore."""
+    """Several of them as ale_py's vector environment makes them, whose flags they take and
+    ignore."""
 
     def __init__(self, probe, num_envs, stack_num=4, repeat_first=False, view=Image, **protocol):
         from ale_py import Action
@@ -463,7 +484,8 @@ class ImageProbes(gym.vector.SyncVectorEnv):
 
 
 class PoolOfProbes(ImageProbes):
-    """Several of them as EnvPool makes them: tests.harness has EnvPool make these where an id begins with ImageProbe/."""
+    """Several of them as EnvPool makes them: tests.harness has EnvPool make these where an id
+    begins with ImageProbe/."""
 
     def __init__(self, probe, num_envs, seed, like_procgen=False, **settings):
         super().__init__(
@@ -493,8 +515,9 @@ class PoolOfProbes(ImageProbes):
         return obs, rewards, terminated, truncated, infos
 
     def xla(self):
-        """EnvPool's functions for compiled programs, by calls back to Python. The handle counts steps, and those that come out
-        of order are seen in self.handles; self.answers are what the environments said, and to which actions."""
+        """EnvPool's functions for compiled programs, by calls back to Python. The handle counts
+        steps, and those that come out of order are seen in self.handles; self.answers are what the
+        environments said, and to which actions."""
         import jax
 
         self.handles, self.answers = [], []
@@ -531,7 +554,8 @@ class PoolOfProbes(ImageProbes):
 
 
 class PendulumWithoutVelocity(PendulumEnv):
-    """The pendulum to swing up, seen in single pictures: how fast it moves has to be remembered from where it was."""
+    """The pendulum to swing up, seen in single pictures: how fast it moves has to be remembered
+    from where it was."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)

@@ -1,4 +1,5 @@
-"""Take one detail out of an algorithm file, and the test that guards it must fail: a test that cannot fail is none.
+"""Take one detail out of an algorithm file, and the test that guards it must fail: a test that
+cannot fail is none.
 
 All mutations run in this process, by calling the test functions themselves on the rewritten file.
 """
