@@ -328,7 +328,7 @@ def test_unknown_environments_get_one_line(tmp_path, stem):
         ("sac_continuous_action", ("--buffer-size", 10**12, "--env-id", "Pendulum-v1"), "GB of"),
         ("sac_continuous_action_jax", ("--env-id", "CartPole-v1"), "Box actions"),
         ("ppo_jax", ("--sweep", "seed=1,2"), "sweep"),
-        ("ppo_jax", ("--sweep", "gamma"), "gamma"),
+        ("ppo_jax", ("--sweep", "gamma"), "could not convert"),
         ("ppo_jax", ("--sweep", "gamma=0.9,x"), "x"),
         ("ppo_jax", ("--sweep", "gamma=0.9,1.1"), "gamma must be between 0 and 1"),
         ("ppo_jax", ("--num-minibatches", 3), "num_minibatches"),
