@@ -170,7 +170,8 @@ class QNetwork(nn.Module):
 
     @nn.compact
     def __call__(self, obs, actions, train=False):
-        return nn.Dense(1)(mlp(jnp.concatenate([obs, actions], 1), self.width, train))
+        hidden = mlp(jnp.concatenate([obs, actions], 1), self.width, train)
+        return nn.Dense(1)(hidden)
 
 
 variable_axes = {"params": 0, "moments": 0}
@@ -249,7 +250,7 @@ def make_program(args, envs, key):
         actions, _ = sample(*actor.apply(variables, obs), key)
         return actions
 
-    @partial(jax.jit, donate_argnums=0)
+    @partial(jax.jit, donate_argnums=0)  # in place
     def remember(buffer, transitions, is_real):
         """Add the transitions that are real: the others have rows that do not exist."""
         rows = (buffer["added"] + jnp.cumsum(is_real) - 1) % args.buffer_size
@@ -320,7 +321,7 @@ def make_program(args, envs, key):
     def skip(agent, losses, obs, key):
         return agent, losses
 
-    @partial(jax.jit, donate_argnums=0)
+    @partial(jax.jit, donate_argnums=0)  # in place
     def learn(agent, losses, buffer, first_update):
         """The updates after one step of all environments."""
 
@@ -622,7 +623,9 @@ if __name__ == "__main__":
     # a GPU multiplies in TF32, as in the authors' code: float32 is slow for wide Q-networks
     init, act, remember, learn = make_program(args, envs, key)
     run = init()
-    saved_names = ("agent", "buffer") if args.checkpoint_buffer else ("agent",)
+    saved_names = ["agent"]
+    if args.checkpoint_buffer:
+        saved_names += ["buffer"]
     saved = {name: run[name] for name in saved_names}
     saved, global_step = restore_checkpoint(args, saved)
     run |= saved

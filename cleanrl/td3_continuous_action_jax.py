@@ -116,15 +116,16 @@ class Actor(nn.Module):
 
     @nn.compact
     def __call__(self, obs):
-        hidden = nn.relu(nn.Dense(256)(nn.relu(nn.Dense(256)(obs))))
+        hidden = nn.relu(nn.Dense(256)(obs))
+        hidden = nn.relu(nn.Dense(256)(hidden))
         return nn.tanh(nn.Dense(self.action_dim)(hidden))
 
 
 class QNetwork(nn.Module):
     @nn.compact
     def __call__(self, obs, actions):
-        inputs = jnp.concatenate([obs, actions], 1)
-        hidden = nn.relu(nn.Dense(256)(nn.relu(nn.Dense(256)(inputs))))
+        hidden = nn.relu(nn.Dense(256)(jnp.concatenate([obs, actions], 1)))
+        hidden = nn.relu(nn.Dense(256)(hidden))
         return nn.Dense(1)(hidden)
 
 
@@ -192,7 +193,7 @@ def make_program(args, envs, key):
         noise = jax.random.normal(jax.random.fold_in(act_key, global_step), actions.shape)
         return jnp.clip(actions + args.exploration_noise * noise, -1, 1)
 
-    @partial(jax.jit, donate_argnums=0)
+    @partial(jax.jit, donate_argnums=0)  # in place
     def remember(buffer, transitions, is_real):
         """Add the transitions that are real: the others have rows that do not exist."""
         rows = (buffer["added"] + jnp.cumsum(is_real) - 1) % args.buffer_size
@@ -261,7 +262,7 @@ def make_program(args, envs, key):
     def skip(agent, losses, obs):
         return agent, losses
 
-    @partial(jax.jit, donate_argnums=0)
+    @partial(jax.jit, donate_argnums=0)  # in place
     def learn(agent, losses, buffer, first_update):
         """The updates after one step of all environments."""
 
@@ -561,7 +562,9 @@ if __name__ == "__main__":
     jax.config.update("jax_default_matmul_precision", "float32")  # a GPU would use TF32
     init, act, remember, learn = make_program(args, envs, key)
     run = init()
-    saved_names = ("agent", "buffer") if args.checkpoint_buffer else ("agent",)
+    saved_names = ["agent"]
+    if args.checkpoint_buffer:
+        saved_names += ["buffer"]
     saved = {name: run[name] for name in saved_names}
     saved, global_step = restore_checkpoint(args, saved)
     run |= saved

@@ -115,7 +115,8 @@ class Actor(nn.Module):
 
     @nn.compact
     def __call__(self, obs):
-        hidden = nn.relu(nn.Dense(256)(nn.relu(nn.Dense(256)(obs))))
+        hidden = nn.relu(nn.Dense(256)(obs))
+        hidden = nn.relu(nn.Dense(256)(hidden))
         mean = nn.Dense(self.action_dim)(hidden)
         log_std = nn.Dense(self.action_dim)(hidden)
         return mean, -5 + 3.5 * (1 + nn.tanh(log_std))  # between -5 and 2 [sac 2]
@@ -216,7 +217,7 @@ def make_program(args, envs, key):
         actions, _ = sample(*actor.apply(params, obs), key)
         return actions
 
-    @partial(jax.jit, donate_argnums=0)
+    @partial(jax.jit, donate_argnums=0)  # in place
     def remember(buffer, transitions, is_real):
         """Add the transitions that are real: the others have rows that do not exist."""
         rows = (buffer["added"] + jnp.cumsum(is_real) - 1) % args.buffer_size
@@ -286,7 +287,7 @@ def make_program(args, envs, key):
         targets = optax.incremental_update(networks, targets, args.tau)
         return agent | dict(target_q_networks=targets)
 
-    @partial(jax.jit, donate_argnums=0)
+    @partial(jax.jit, donate_argnums=0)  # in place
     def learn(agent, buffer, first_update):
         """The updates after one step of all environments."""
 
@@ -585,7 +586,9 @@ if __name__ == "__main__":
     jax.config.update("jax_default_matmul_precision", "float32")  # a GPU would use TF32
     init, act, remember, learn = make_program(args, envs, key)
     run = init()
-    saved_names = ("agent", "buffer") if args.checkpoint_buffer else ("agent",)
+    saved_names = ["agent"]
+    if args.checkpoint_buffer:
+        saved_names += ["buffer"]
     saved = {name: run[name] for name in saved_names}
     saved, global_step = restore_checkpoint(args, saved)
     run |= saved

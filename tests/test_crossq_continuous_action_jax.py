@@ -88,10 +88,9 @@ def policy(agent, params, obs, train):
 
 
 def q_values(agent, params, obs, actions, train):
-    """The last layer is made before the hidden ones."""
     moments, pairs = doubles(agent["q_networks_moments"]), torch.cat([obs, actions], 1)
-    hidden, moments = network(params["params"], moments, pairs, train, ("Dense_1", "Dense_2"))
-    return dense(params["params"]["Dense_0"], hidden), moments
+    hidden, moments = network(params["params"], moments, pairs, train, ("Dense_0", "Dense_1"))
+    return dense(params["params"]["Dense_2"], hidden), moments
 
 
 def check_moments(got, expected):

@@ -353,14 +353,7 @@ def tree(network, look=itself):
         return jax.tree.map(lambda *x: jnp.stack(x), *(tree(part, look) for part in network))
     layers = [(look(layer.weight).T, look(layer.bias)) for layer in network.children()]
     layers = [(jnp.array(x.detach().numpy()), jnp.array(y.detach().numpy())) for x, y in layers]
-    names = (
-        "Dense_1",
-        "Dense_0",
-        "Dense_2",
-        "Dense_3",
-    )  # the second layer is made before the first
-    named = zip(names[: len(layers)], layers, strict=True)
-    return {"params": {name: {"kernel": x, "bias": y} for name, (x, y) in named}}
+    return {"params": {f"Dense_{i}": {"kernel": x, "bias": y} for i, (x, y) in enumerate(layers)}}
 
 
 def adam_of(optimizer, network):

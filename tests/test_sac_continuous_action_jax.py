@@ -171,7 +171,7 @@ def dense(layer, x):
 
 
 def policy(params, obs):
-    hidden = dense(params["Dense_0"], dense(params["Dense_1"], obs).relu()).relu()
+    hidden = dense(params["Dense_1"], dense(params["Dense_0"], obs).relu()).relu()
     log_std = -5 + 3.5 * (1 + dense(params["Dense_3"], hidden).tanh())
     return dense(params["Dense_2"], hidden), log_std
 
