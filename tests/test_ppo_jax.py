@@ -564,9 +564,10 @@ def test_all_calls_have_one_length(file, tmp_path, total, length):
     tiny = ("--num-envs", 1, "--num-steps", 8, "--num-minibatches", 1, "--update-epochs", 1)
     flags = (*tiny, "--log-interval", 4, "--total-timesteps", 8 * total)
     names = train(file, tmp_path, *flags)
-    assert names["train"]._cache_size() == 1 and step_of(only_run(tmp_path)) == 8 * total
-    steps = [step for step, _ in scalars(only_run(tmp_path))["losses/value_loss"]]
+    run = only_run(tmp_path)
+    steps = [step for step, _ in scalars(run)["losses/value_loss"]]
     assert steps == list(range(8 * length, 8 * total + 1, 8 * length))
+    assert names["train"]._cache_size() == 1 and step_of(run) == 8 * total
 
 
 # interruptions and what cannot work
