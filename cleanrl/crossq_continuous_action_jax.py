@@ -162,7 +162,7 @@ def sample(mean, log_std, key):
     # the slope of tanh is 1 - tanh^2; this form of its logarithm does not underflow
     log_slopes = 2 * (math.log(2) - unsquashed - nn.softplus(-2 * unsquashed))
     log_probs = -(jnp.square(noise) + math.log(2 * math.pi)) / 2 - log_std - log_slopes
-    return jnp.tanh(unsquashed), log_probs.sum(1, keepdims=True)
+    return jnp.tanh(unsquashed), log_probs.sum(1)
 
 
 class QNetwork(nn.Module):
@@ -171,7 +171,7 @@ class QNetwork(nn.Module):
     @nn.compact
     def __call__(self, obs, actions, train=False):
         hidden = mlp(jnp.concatenate([obs, actions], 1), self.width, train)
-        return nn.Dense(1)(hidden)
+        return nn.Dense(1)(hidden).squeeze(1)
 
 
 variable_axes = {"params": 0, "moments": 0}
@@ -287,9 +287,8 @@ def make_program(args, envs, key):
             both, moments = q_networks.apply(variables, obs, actions, True, mutable="moments")
             q_values, next_q_values = jnp.split(both, 2, axis=1)  # one pass for both [crossq 1]
             next_values = next_q_values.min(0) - alpha * next_log_probs  # [sac 3]
-            not_terminated = ~b["terminated"][:, None]
-            targets = b["rewards"][:, None] + args.gamma * next_values * not_terminated
-            loss = jnp.square(q_values - stop_gradient(targets)).mean((1, 2)).sum()
+            targets = b["rewards"] + args.gamma * next_values * ~b["terminated"]
+            loss = jnp.square(q_values - stop_gradient(targets)).mean(1).sum()
             return loss, (moments, {"qf_loss": loss / 2, "qf_values": q_values.mean()})
 
         agent, (moments, losses) = minimize(qf_loss, agent, "q_networks")

@@ -123,7 +123,7 @@ class QNetwork(nn.Module):
     def __call__(self, obs, actions):
         hidden = nn.relu(nn.Dense(256)(jnp.concatenate([obs, actions], 1)))
         hidden = nn.relu(nn.Dense(256)(hidden))
-        return nn.Dense(1)(hidden)
+        return nn.Dense(1)(hidden).squeeze(1)
 
 
 def count_due(every, global_step, num_envs):
@@ -214,7 +214,7 @@ def make_program(args, envs, key):
         """Truncated episodes are bootstrapped, terminated ones are not [ddpg 4]."""
         next_actions = actor.apply(agent["target_actor"], b["next_obs"])
         next_q_values = q_network.apply(agent["target_q_network"], b["next_obs"], next_actions)
-        targets = b["rewards"][:, None] + args.gamma * next_q_values * ~b["terminated"][:, None]
+        targets = b["rewards"] + args.gamma * next_q_values * ~b["terminated"]
 
         def qf_loss(params):
             q_values = q_network.apply(params, b["obs"], b["actions"])

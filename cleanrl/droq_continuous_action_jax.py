@@ -125,7 +125,7 @@ def sample(mean, log_std, key):
     # the slope of tanh is 1 - tanh^2; this form of its logarithm does not underflow
     log_slopes = 2 * (math.log(2) - unsquashed - nn.softplus(-2 * unsquashed))
     log_probs = -(jnp.square(noise) + math.log(2 * math.pi)) / 2 - log_std - log_slopes
-    return jnp.tanh(unsquashed), log_probs.sum(1, keepdims=True)
+    return jnp.tanh(unsquashed), log_probs.sum(1)
 
 
 class QNetwork(nn.Module):
@@ -140,7 +140,7 @@ class QNetwork(nn.Module):
             hidden = nn.Dense(256)(hidden)
             hidden = nn.Dropout(self.dropout, deterministic=False)(hidden)  # [droq 1]
             hidden = nn.relu(nn.LayerNorm()(hidden))  # [droq 2]
-        return nn.Dense(1)(hidden)
+        return nn.Dense(1)(hidden).squeeze(1)
 
 
 split_rngs = {"params": True, "dropout": True}
@@ -244,12 +244,12 @@ def make_program(args, envs, key):
         )
         alpha = jnp.exp(agent["log_alpha"])
         next_values = next_q_values.min(0) - alpha * next_log_probs  # [sac 3]
-        targets = b["rewards"][:, None] + args.gamma * next_values * ~b["terminated"][:, None]
+        targets = b["rewards"] + args.gamma * next_values * ~b["terminated"]
 
         def qf_loss(params):
             rngs = {"dropout": key}
             q_values = q_networks.apply(params, b["obs"], b["actions"], rngs=rngs)
-            loss = jnp.square(q_values - targets).mean((1, 2)).sum()
+            loss = jnp.square(q_values - targets).mean(1).sum()
             return loss, {"qf_loss": loss / 2, "qf_values": q_values.mean()}
 
         return minimize(qf_loss, agent, "q_networks")

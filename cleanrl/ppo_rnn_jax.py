@@ -1,502 +1,850 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#     "flax>=0.12", "gymnasium[classic-control]>=1.2.1,<2", "gymnax>=1.0", "jax>=0.9", "moviepy>=2", "numpy>=2",
-#     "optax>=0.2.6", "six", "tensorboard>=2.20", "tqdm>=4.67", "tyro>=1.0", "wandb>=0.22",
+#     "filelock>=3.20", "flax>=0.12", "gymnasium[classic-control]>=1.2.1,<2", "gymnax>=1.0",
+#     "jax>=0.9", "moviepy>=2", "numpy>=2", "optax>=0.2.6", "psutil>=7", "pydantic>=2.11", "six",
+#     "tensorboard>=2.20", "tqdm>=4.67", "tyro>=1.0", "wandb>=0.22",
 # ]
 # ///
-"""Proximal Policy Optimization with an agent that remembers, as one compiled program, for many runs at once.
+"""Proximal Policy Optimization (PPO) with a recurrent network (GRU), as one compiled program.
 
-    uv run cleanrl/ppo_rnn_jax.py                                # MemoryChain-bsuite to a return of 1, in a minute or two
+    uv run cleanrl/ppo_rnn_jax.py                                # MemoryChain, to a return of 1
     uv run cleanrl/ppo_rnn_jax.py --num-seeds 16                 # sixteen runs side by side
     uv run cleanrl/ppo_rnn_jax.py --sweep learning_rate=1e-4,3e-4,1e-3 ent_coef=0,0.01
     uv run cleanrl/ppo_rnn_jax.py --env-id MetaMaze-misc --num-steps 128
-    uv run cleanrl/ppo_rnn_jax.py --resume runs/<run>            # go on after an interruption, bit for bit
+    uv run cleanrl/ppo_rnn_jax.py --resume runs/<run>            # with all runs trained beside it
     tensorboard --logdir runs
 
-Numbers in brackets, such as [rnn 2], are the implementation details explained in docs/rl-algorithms/ppo-rnn-jax.md.
+Tags such as [rnn 2] refer to the implementation details in docs/rl-algorithms/ppo-rnn-jax.md.
 """
 
-import importlib.util
+import atexit
+import hashlib
+import importlib
 import itertools
 import json
+import math
 import os
 import platform
+import random
+import re
+import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
-from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
+import uuid
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
 
-if "deterministic" not in os.environ.setdefault("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] += " --xla_gpu_deterministic_ops=true"  # the same bits on a GPU too; XLA reads it once
+if "deterministic" not in os.environ.setdefault("XLA_FLAGS", ""):  # XLA reads it only once
+    os.environ["XLA_FLAGS"] += " --xla_gpu_deterministic_ops=true"  # the same bits on a GPU too
 import flax.linen as nn
 import gymnasium as gym
+import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import psutil
 import tyro
+from filelock import FileLock, Timeout
 from flax.linen.initializers import orthogonal
 from flax.serialization import from_state_dict, msgpack_restore, msgpack_serialize, to_state_dict
-from jax.flatten_util import ravel_pytree
+from gymnax.wrappers.gym import GymnaxToGymWrapper
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
 from tqdm import tqdm
-
-for name in {"matplotlib.pyplot", "seaborn"} - set(sys.modules):  # gymnax only plots with them: not imported before that
-    spec = importlib.util.find_spec(name)
-    spec.loader = importlib.util.LazyLoader(spec.loader)
-    sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules[name])
-import gymnax  # noqa: E402
-from gymnax.wrappers.gym import GymnaxToGymWrapper  # noqa: E402
 
 
 @dataclass
 class Args:
-    exp_name: str = Path(__file__).stem  # name of this experiment
-    seed: int = 1  # seed of the weights, the environments and every sampled number
+    exp_name: str = Path(__file__).stem  # name of the experiment
+    seed: int = 1  # seed of the weights, the environments and all sampling
     num_seeds: int = 1  # runs to train side by side, with seeds from seed on
-    sweep: tuple[str, ...] = ()  # train with each of these values too: learning_rate=1e-4,1e-3 and other FLOATS; all pairs
-    cuda: bool = True  # use the GPU if there is one and the networks have enough to do to gain from it
-    track: bool = False  # also log to Weights & Biases
-    wandb_project_name: str = "cleanRL"  # project to log to
-    wandb_entity: str | None = None  # team to log to
-    capture_video: bool = False  # record an episode at each checkpoint into the run's folder, in Gymnasium's environment
-    resume: tuple[str, ...] = ()  # folders of interrupted runs to go on with, their flags as they were
-    checkpoint_interval: int = 100  # iterations between two checkpoints
-    log_interval: int = 4  # iterations in one call of the program
+    sweep: tuple[str, ...] = ()  # values to combine, such as learning_rate=1e-4,1e-3 gamma=0.9,0.99
+    cuda: bool = True  # use a GPU where the networks are large enough to gain from it
+    track: bool = False  # log to Weights & Biases as well
+    wandb_project_name: str = "cleanRL"  # W&B project
+    wandb_entity: str | None = None  # W&B team
+    capture_video: bool = False  # record an episode at each checkpoint to runs/<run>/videos
+    resume: str | None = None  # folder of an interrupted run to continue with its own flags
+    checkpoint_interval: int = 100  # iterations between checkpoints
+    log_interval: int = 4  # iterations in one call of the program, at most
 
-    env_id: str = "MemoryChain-bsuite"  # gymnax id of the environment; module:id imports the module first
+    env_id: str = "MemoryChain-bsuite"  # gymnax environment id; module:id imports the module first
     total_timesteps: int = 500_000  # environment steps of the whole run
-    learning_rate: float = 2.5e-4  # learning rate at the start
-    num_envs: int = 64  # environments stepped side by side
-    num_steps: int = 32  # steps of each environment per iteration
-    anneal_lr: bool = True  # lower the learning rate linearly to 0
+    learning_rate: float = 2.5e-4  # initial learning rate of Adam
+    num_envs: int = 64  # parallel environments
+    num_steps: int = 32  # rollout length of each environment
+    anneal_lr: bool = True  # anneal the learning rate linearly to 0
     gamma: float = 0.99  # discount factor
-    gae_lambda: float = 0.95  # bias-variance trade-off of the advantage estimate
+    gae_lambda: float = 0.95  # lambda of generalized advantage estimation
     num_minibatches: int = 4  # minibatches per epoch, each of some of the environments
-    update_epochs: int = 4  # passes over the rollout per iteration
-    norm_adv: bool = True  # normalize the advantages of each minibatch
-    clip_coef: float = 0.2  # how far the policy may move from the one that acted
-    clip_vloss: bool = True  # clip the value's movement the same way
-    ent_coef: float = 0.01  # weight of the entropy bonus
-    vf_coef: float = 0.5  # weight of the value loss
-    max_grad_norm: float = 0.5  # global norm the gradient is clipped to
+    update_epochs: int = 4  # epochs over each rollout
+    norm_adv: bool = True  # normalize advantages per minibatch
+    clip_coef: float = 0.2  # clipping range of the surrogate objective
+    clip_vloss: bool = True  # clip the value loss by the same range
+    ent_coef: float = 0.01  # entropy coefficient
+    vf_coef: float = 0.5  # value loss coefficient
+    max_grad_norm: float = 0.5  # maximum gradient norm
+
+    def check(self):
+        """Refuse what cannot work before anything is written."""
+        require_positive(self, "num_envs", "num_steps", "num_minibatches", "update_epochs")
+        require_positive(self, "learning_rate", "clip_coef", "max_grad_norm", "checkpoint_interval")
+        require_positive(self, "num_seeds", "log_interval")
+        require_fraction(self, "gamma", "gae_lambda")
+        batch_size = self.num_envs * self.num_steps
+        require(self.total_timesteps >= batch_size, "total_timesteps is less than one rollout")
+        require(self.total_timesteps < 2**31, "total_timesteps must be below 2**31")
+        require(self.num_envs % self.num_minibatches == 0, "num_minibatches must divide num_envs")
+        require(self.seed + self.num_seeds <= 2**32, "seed + num_seeds must be at most 2**32")
 
 
-FLOATS = ("learning_rate", "gamma", "gae_lambda", "clip_coef", "ent_coef", "vf_coef", "max_grad_norm")  # one a run
+SWEEPABLE = [field.name for field in fields(Args) if field.type is float]  # one value for each run
+
+
+def expand_sweep(args):
+    """The flags of each run: all combinations of the values of --sweep, each with all seeds."""
+    choices = {}
+    for item in args.sweep:
+        name, _, values = item.partition("=")
+        require(name in SWEEPABLE, f"sweep takes {', '.join(SWEEPABLE)}, not {name}")
+        require(name not in choices, f"sweep has {name} twice")
+        choices[name] = [float(value) for value in values.split(",")]
+        require(all(map(math.isfinite, choices[name])), f"sweep has {item}")
+    all_args = []
+    for combination in itertools.product(*choices.values()):
+        values = dict(zip(choices, combination, strict=True))
+        suffix = "".join(f"-{name}={value:g}" for name, value in values.items())
+        for seed in range(args.seed, args.seed + args.num_seeds):
+            alone = dict(seed=seed, num_seeds=1, sweep=(), exp_name=args.exp_name + suffix)
+            all_args.append(replace(args, **alone, **values))
+    return all_args
+
+
+def gather_batch(args):
+    """The flags of the run to resume and of all that were trained side by side with it, in order.
+
+    If the program died between two of their checkpoints, only those at the same step are."""
+    folder = Path(args.resume).resolve()
+    batch = json.loads((folder / "run.json").read_text())["batch"]
+    step = last_step(folder)
+    all_args = {}
+    for path in folder.parent.glob("*/run.json"):
+        run = json.loads(path.read_text())
+        if run.get("batch") == batch and last_step(path.parent) == step:
+            own = {name: run["args"][name] for name in ("seed", "exp_name", *SWEEPABLE)}
+            all_args[run["start_time"]] = replace(args, resume=str(path.parent), **own)
+    return [all_args[start_time] for start_time in sorted(all_args)]
+
+
+def last_step(folder):
+    """The step of a run's last checkpoint, or 0; -1 if it is damaged, which resuming it reports."""
+    try:
+        return int(msgpack_restore((folder / "checkpoint.msgpack").read_bytes())["global_step"])
+    except FileNotFoundError:
+        return 0
+    except Exception:
+        return -1
+
+
+def import_env_id(args):
+    """The environment's own id; module:id imports the module first, which registers it."""
+    *modules, env_id = args.env_id.split(":")
+    for module in modules:
+        importlib.import_module(module)
+    return env_id
 
 
 def make_envs(args, num_envs, render_mode=None):
-    """Gymnasium's environments, for evaluation and videos; gymnax's own where Gymnasium has none of that id."""
-    *module, env_id = args.env_id.split(":")
-    list(map(importlib.import_module, module))
-    statistics = [gym.wrappers.RecordEpisodeStatistics]
+    """Environments for evaluation and videos: Gymnasium's, or gymnax's where it has none."""
+    env_id = import_env_id(args)
     if env_id in gymnax.registered_envs and env_id not in gym.registry:
-        return gym.vector.SyncVectorEnv([lambda: statistics[0](GymnaxToGymWrapper(*gymnax.make(env_id)))] * num_envs)
-    return gym.make_vec(env_id, num_envs, "sync", wrappers=statistics, render_mode=render_mode)
+
+        def make_env():
+            env = GymnaxToGymWrapper(*gymnax.make(env_id))
+            return gym.wrappers.RecordEpisodeStatistics(env)
+
+        return gym.vector.SyncVectorEnv([make_env] * num_envs)
+    return gym.make_vec(
+        env_id,
+        num_envs,
+        "sync",
+        wrappers=[gym.wrappers.RecordEpisodeStatistics],
+        render_mode=render_mode,
+    )
+
+
+def make_gymnax_steps(args):
+    """The environments inside the compiled program: functions to reset, draw and step."""
+    env, env_params = gymnax.make(import_env_id(args))
+
+    def reset(keys):
+        return jax.vmap(env.reset_env, (0, None))(keys, env_params)
+
+    def draw(key, shape):
+        """Keys for steps, and the states that new episodes start from, all at once."""
+        step_keys, reset_keys = jax.random.split(key, (2, math.prod(shape)))
+        drawn = step_keys, reset(reset_keys)
+        return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), drawn)
+
+    def step(drawn, env_state, actions):
+        """A finished episode is followed by a new one in the same step."""
+        step_keys, fresh = drawn
+        step_envs = jax.vmap(env.step_env, (0, 0, 0, None))
+        next_obs, env_state, rewards, terminated, _ = step_envs(
+            step_keys, env_state, actions, env_params
+        )
+        truncated = jax.vmap(env.is_truncated, (0, None))(env_state, env_params)
+        choose = partial(jax.vmap(jnp.where), terminated | truncated)
+        obs, env_state = jax.tree.map(choose, fresh, (next_obs, env_state))
+        return obs, env_state, rewards, terminated, truncated, next_obs
+
+    return reset, draw, step
+
+
+def take_patches(images):
+    """All 3x3 patches: as their product with a matrix, a convolution learns 20 times as fast."""
+    rows = [images[:, i : i - 2 or None] for i in range(3)]
+    return jnp.concatenate([row[:, :, j : j - 2 or None] for row in rows for j in range(3)], -1)
 
 
 class Network(nn.Module):
     @nn.compact
     def __call__(self, obs):
-        dense = partial(nn.Dense, kernel_init=orthogonal(2**0.5))  # [core 2]
-        if obs.ndim == 4:  # images: a 3x3 convolution, as the matrix product that it is: many times as fast on a CPU
-            obs = jnp.concatenate([obs[:, i : i - 2 or None, j : j - 2 or None] for i in range(3) for j in range(3)], -1)
-            return nn.relu(dense(128)(nn.relu(dense(16)(obs)).reshape(len(obs), -1)))
-        return nn.tanh(dense(64)(obs.reshape(len(obs), -1)))
+        layer = partial(nn.Dense, kernel_init=orthogonal(2**0.5))  # [core 2]
+        if obs.ndim == 4:  # images
+            hidden = nn.relu(layer(16)(take_patches(obs)))
+            return nn.relu(layer(128)(hidden.reshape(len(obs), -1)))
+        return nn.tanh(layer(64)(obs.reshape(len(obs), -1)))
 
 
 class Agent(nn.Module):
+    """One recurrent network shared by the policy and the value function [rnn 1]."""
+
     num_actions: int
     state_size: int = 128
 
     def setup(self):
-        self.network = Network()  # [rnn 1] shared by policy and value, as is the GRU
+        self.network = Network()
         self.gru = nn.GRUCell(self.state_size, kernel_init=orthogonal(1.0))  # [lstm 1]
         self.actor = nn.Dense(self.num_actions, kernel_init=orthogonal(0.01))
         self.critic = nn.Dense(1, kernel_init=orthogonal(1.0))
 
     def __call__(self, obs, is_last, state):
-        """Policy and value at each of the steps (in rows) of each environment (in columns), and the state after them.
+        """Log-probabilities and values at T steps of N environments; state is that before them."""
+        T, N = is_last.shape
+        features = self.network(obs.reshape(T * N, *obs.shape[2:])).reshape(T, N, -1)
 
-        state is what the agent remembers before the first row; it forgets everything after a row that ends an episode.
-        """
-        features = self.network(obs.reshape(-1, *obs.shape[2:])).reshape(*obs.shape[:2], -1)  # of all steps at once
-
-        def step(gru, state, row):
-            feature, is_last = row
-            hidden, _ = gru(state, feature)
+        def run_gru(gru, state, row):
+            features, is_last = row
+            hidden, _ = gru(state, features)
             return hidden * ~is_last[:, None], hidden  # [lstm 3]
 
-        scan = nn.scan(step, variable_broadcast="params", split_rngs={"params": False})
-        state, hidden = scan(self.gru, state, (features, jnp.broadcast_to(is_last, obs.shape[:2])))
-        return nn.log_softmax(self.actor(hidden)), self.critic(hidden).squeeze(-1), state
+        scan = nn.scan(run_gru, variable_broadcast="params", split_rngs={"params": False})
+        _, hidden = scan(self.gru, state, (features, is_last))
+        return self.heads(hidden)
+
+    def step(self, obs, state):
+        """Log-probabilities, values and the next state at one step of N environments."""
+        state, _ = self.gru(state, self.network(obs))
+        return *self.heads(state), state
+
+    def heads(self, hidden):
+        return nn.log_softmax(self.actor(hidden)), self.critic(hidden).squeeze(-1)
 
 
 def load_policy(checkpoint, envs):
-    """The trained policy: a function from observations, and which of them end an episode, to actions."""
-    agent, first_action = Agent(int(envs.single_action_space.n)), envs.single_action_space.start
-    apply = jax.jit(lambda obs, *rest: agent.apply(checkpoint["agent"]["params"], obs.astype(jnp.float32), *rest))
-    keys, state = map(jax.random.key, itertools.count()), jnp.zeros((envs.num_envs, agent.state_size))  # [lstm 2]
-    obs = np.zeros((1, envs.num_envs, *envs.single_observation_space.shape))
-    jax.eval_shape(apply, obs, False, state)  # complains of weights that do not fit
+    """The trained policy for evaluation: a function from observations to actions."""
+    agent = Agent(int(envs.single_action_space.n))
+    keys = map(jax.random.key, itertools.count())
+    state = jnp.zeros((envs.num_envs, agent.state_size))  # [lstm 2]
+
+    @jax.jit
+    def sample(key, obs, is_last, state):
+        params = checkpoint["agent"]["params"]
+        log_probs, _, state = agent.apply(params, obs.astype(jnp.float32), state, method="step")
+        return jax.random.categorical(key, log_probs), state * ~is_last[:, None]
 
     def policy(obs, is_last):
         nonlocal state
-        log_probs, _, state = apply(obs[None], is_last[None], state)
-        return np.asarray(jax.random.categorical(next(keys), log_probs[0])) + first_action
+        actions, state = sample(next(keys), obs, is_last, state)
+        return np.asarray(actions) + envs.single_action_space.start
 
     return policy
 
 
-def make_program(args):
-    """The functions of a run: init(key) -> run, all that changes while it goes on; iterate(floats, run, _) -> run, logs."""
-    env, env_params = gymnax.make(args.env_id.split(":")[-1])
-    agent, num_actions = Agent(env.num_actions), env.num_actions
-    batch_size, num_updates = args.num_envs * args.num_steps, args.update_epochs * args.num_minibatches
-    num_iterations = args.total_timesteps // batch_size
+def make_program(args, envs):
+    """The compiled functions of one run: init(key) -> run, its whole state; train(run, length).
 
-    def make_optimizer(floats, iteration):
-        learning_rate = floats["learning_rate"] * (1 - args.anneal_lr * iteration / num_iterations)  # [core 4]
-        clip = optax.clip_by_global_norm(floats["max_grad_norm"])  # [core 11]
-        return optax.chain(clip, optax.adam(learning_rate, eps=1e-5)), learning_rate  # [core 3]
+    args may hold traced values of the float flags, which differ from run to run."""
+    num_actions = int(envs.single_action_space.n)
+    T, N = args.num_steps, args.num_envs
+    num_iterations = args.total_timesteps // (T * N)
+    agent = Agent(num_actions)
+    reset, draw, step = make_gymnax_steps(args)
+
+    def make_optimizer(learning_rate):
+        clip = optax.clip_by_global_norm(args.max_grad_norm)  # [core 11]
+        return optax.chain(clip, optax.adam(learning_rate, eps=1e-5))  # [core 3]
 
     def init(key):
+        """The whole state of a run: agent and environments."""
         key, params_key, env_key = jax.random.split(key, 3)
-        obs, env_state = jax.vmap(env.reset_env, (0, None))(jax.random.split(env_key, args.num_envs), env_params)  # [core 1]
-        zeros, state = jnp.zeros(args.num_envs), jnp.zeros((args.num_envs, agent.state_size))  # [lstm 2]
-        params = agent.init(params_key, obs[None], False, state)
-        optimizer, _ = make_optimizer(dict.fromkeys(FLOATS, 0.0), 0)
-        world = dict(env_state=env_state, obs=obs, state=state, episode_return=zeros, episode_length=zeros)  # [rnn 3]
-        agent_state = dict(params=params, opt_state=optimizer.init(ravel_pytree(params)[0]))
-        return dict(agent=agent_state, world=world, key=key, global_step=jnp.zeros((), dtype=jnp.int32))
+        obs, env_state = reset(jax.random.split(env_key, N))  # [core 1]
+        state = jnp.zeros((N, agent.state_size))  # [lstm 2]
+        params = agent.init(params_key, obs, state, method="step")
+        opt_state = make_optimizer(args.learning_rate).init(params)
+        zeros = jnp.zeros(N)
+        world = dict(
+            env_state=env_state,
+            obs=obs,
+            state=state,  # [rnn 3]
+            episode_return=zeros,
+            episode_length=zeros,
+        )
+        run = dict(agent=dict(params=params, opt_state=opt_state), world=world, key=key)
+        return run | dict(global_step=jnp.zeros((), dtype=jnp.int32))
 
     def act(params, world, drawn):
-        """One step of all environments. Those that end start anew from the state that was drawn for that case."""
-        noise, env_keys, fresh = drawn
-        log_probs, values, state = agent.apply(params, world["obs"][None], False, world["state"])
-        log_probs, values = log_probs[0], values[0]
-        actions = (log_probs + noise).argmax(-1)  # a sample, since the noise is Gumbel's
-        stepped = jax.vmap(env.step_env, (0, 0, 0, None))(env_keys, world["env_state"], actions, env_params)
-        next_obs, env_state, rewards, terminated, _ = stepped
-        is_over = terminated | jax.vmap(env.is_truncated, (0, None))(env_state, env_params)
-        choose = lambda new, old: jnp.where(is_over.reshape(-1, *[1] * (old.ndim - 1)), new, old)  # noqa: E731
-        obs, env_state = jax.tree.map(choose, fresh, (next_obs, env_state))
-        total, length = world["episode_return"] + rewards, world["episode_length"] + 1
-        logprobs = jnp.take_along_axis(log_probs, actions[:, None], 1).squeeze(1)
-        row = world["obs"], actions, logprobs, values, rewards, terminated, next_obs, state, (is_over, total, length)
-        world = dict(episode_return=total * ~is_over, episode_length=length * ~is_over)
-        return world | dict(env_state=env_state, obs=obs, state=state * ~is_over[:, None]), row  # [lstm 3]
+        """One step of all environments; finished episodes are followed by new ones."""
+        noise, env_drawn = drawn
+        log_probs, values, state = agent.apply(params, world["obs"], world["state"], method="step")
+        actions = (log_probs + noise).argmax(1)  # Gumbel-max sampling
+        log_probs = jnp.take_along_axis(log_probs, actions[:, None], 1).squeeze(1)
+        stepped = step(env_drawn, world["env_state"], actions)
+        obs, env_state, rewards, terminated, truncated, next_obs = stepped
+        is_last = terminated | truncated
+        episode_return = world["episode_return"] + rewards
+        episode_length = world["episode_length"] + 1
+        row = dict(
+            obs=world["obs"],
+            actions=actions,
+            log_probs=log_probs,
+            values=values,
+            rewards=rewards,
+            terminated=terminated,
+            is_last=is_last,
+            next_obs=next_obs,
+            next_state=state,
+            episode_return=episode_return,
+            episode_length=episode_length,
+        )
+        world = dict(
+            env_state=env_state,
+            obs=obs,
+            state=state * ~is_last[:, None],  # [lstm 3]
+            episode_return=episode_return * ~is_last,
+            episode_length=episode_length * ~is_last,
+        )
+        return world, row
 
-    def estimate(floats, params, values, next_obs, states, rewards, terminated, is_over):
-        """Advantages [core 5]: a truncated episode is bootstrapped from its last observation, a terminated one is not."""
-        flat_obs, flat_states = (x.reshape(batch_size, *x.shape[2:]) for x in (next_obs, states))
-        next_values = agent.apply(params, flat_obs[None], False, flat_states)[1]  # [rnn 2]
-        next_values = next_values.reshape(values.shape)
-        deltas = rewards + floats["gamma"] * next_values * ~terminated - values
-        weights = floats["gamma"] * floats["gae_lambda"] * ~is_over
+    def estimate(params, rollout):
+        """Advantages [core 5]; truncated episodes are bootstrapped, terminated ones are not."""
+        next_obs, next_state = rollout["next_obs"], rollout["next_state"]
+        flat = next_obs.reshape(T * N, *next_obs.shape[2:]), next_state.reshape(T * N, -1)
+        _, next_values, _ = agent.apply(params, *flat, method="step")  # [rnn 2]
+        next_values = next_values.reshape(T, N) * ~rollout["terminated"]
+        deltas = rollout["rewards"] + args.gamma * next_values - rollout["values"]
 
-        def accumulate(advantages, row):
-            advantages = row[0] + row[1] * advantages
-            return advantages, advantages
+        def accumulate(advantage, row):
+            delta, is_last = row
+            advantage = delta + args.gamma * args.gae_lambda * advantage * ~is_last
+            return advantage, advantage
 
-        return jax.lax.scan(accumulate, jnp.zeros(args.num_envs), (deltas, weights), reverse=True, unroll=16)[1]
+        rows = deltas, rollout["is_last"]
+        _, advantages = jax.lax.scan(accumulate, jnp.zeros(N), rows, reverse=True)
+        return advantages
 
-    def loss(params, floats, minibatch):
-        (obs, actions, logprobs, values, is_over, advantages, returns), state = minibatch
-        log_probs, value, _ = agent.apply(params, obs, is_over, state)
-        logratio = jnp.take_along_axis(log_probs, actions[..., None], 2).squeeze(2) - logprobs
-        ratio, clip_coef = jnp.exp(logratio), floats["clip_coef"]
+    def ppo_loss(params, mb):
+        log_probs, value = agent.apply(params, mb["obs"], mb["is_last"], mb["state"])  # [lstm 5]
+        actions = mb["actions"][..., None]
+        log_ratio = jnp.take_along_axis(log_probs, actions, 2).squeeze(2) - mb["log_probs"]
+        ratio = jnp.exp(log_ratio)
+        adv = mb["advantages"]
         if args.norm_adv:  # [core 7]
-            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-        clipped_ratio = ratio.clip(1 - clip_coef, 1 + clip_coef)
-        policy_loss = -jnp.minimum(advantages * ratio, advantages * clipped_ratio).mean()  # [core 8]
-        value_error = jnp.square(value - returns)
+            adv = (adv - adv.mean()) / (adv.std() + 1e-8)
+
+        clipped_ratio = ratio.clip(1 - args.clip_coef, 1 + args.clip_coef)
+        policy_loss = -jnp.minimum(adv * ratio, adv * clipped_ratio).mean()  # [core 8]
+        value_error = (value - mb["returns"]) ** 2
         if args.clip_vloss:  # [core 9]
-            clipped_value = values + (value - values).clip(-clip_coef, clip_coef)
-            value_error = jnp.maximum(value_error, jnp.square(clipped_value - returns))
+            change = (value - mb["values"]).clip(-args.clip_coef, args.clip_coef)
+            clipped_error = (mb["values"] + change - mb["returns"]) ** 2
+            value_error = jnp.maximum(value_error, clipped_error)
         value_loss = 0.5 * value_error.mean()
-        entropy = -(jnp.exp(log_probs) * log_probs).sum(2).mean()
-        losses = {"value_loss": value_loss, "policy_loss": policy_loss, "entropy": entropy}
-        losses |= {"old_approx_kl": -logratio.mean(), "approx_kl": (ratio - 1 - logratio).mean()}  # [core 12]
-        losses |= {"clipfrac": (jnp.abs(ratio - 1) > clip_coef).mean()}
-        return policy_loss + floats["vf_coef"] * value_loss - floats["ent_coef"] * entropy, losses  # [core 10]
+        p_log_p = jnp.exp(log_probs) * log_probs.clip(-1e9)  # 0 where an action is masked
+        entropy = -p_log_p.sum(2).mean()
+        loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy  # [core 10]
+        return loss, {
+            "loss": loss,
+            "value_loss": value_loss,
+            "policy_loss": policy_loss,
+            "entropy": entropy,
+            "old_approx_kl": -log_ratio.mean(),
+            "approx_kl": (ratio - 1 - log_ratio).mean(),  # [core 12]
+            "clipfrac": (jnp.abs(ratio - 1) > args.clip_coef).mean(),
+        }
 
-    def iterate(floats, run, _):
-        # act: what has to be drawn is drawn before, all at once
-        params, rows = run["agent"]["params"], (args.num_steps, args.num_envs)
-        key, noise_key, step_key, reset_key, order_key = jax.random.split(run["key"], 5)
-        fresh = jax.vmap(env.reset_env, (0, None))(jax.random.split(reset_key, batch_size), env_params)
-        fresh = jax.tree.map(lambda x: x.reshape(*rows, *x.shape[1:]), fresh)
-        drawn = jax.random.gumbel(noise_key, (*rows, num_actions)), jax.random.split(step_key, rows), fresh
+    def learn(optimizer, agent_state, mb):
+        grads, losses = jax.grad(ppo_loss, has_aux=True)(agent_state["params"], mb)
+        updates, opt_state = optimizer.update(grads, agent_state["opt_state"])
+        params = optax.apply_updates(agent_state["params"], updates)
+        return dict(params=params, opt_state=opt_state), losses
+
+    def iterate(run, _):
+        iteration = run["global_step"] // (T * N)
+        learning_rate = args.learning_rate
+        if args.anneal_lr:  # [core 4]
+            learning_rate *= 1 - iteration / num_iterations
+        agent_state = run["agent"]
+        params = agent_state["params"]
+        key, noise_key, env_key, order_key = jax.random.split(run["key"], 4)
+
+        # act; all that a rollout draws is drawn at once, which is a tenth faster
+        noise = jax.random.gumbel(noise_key, (T, N, num_actions))
+        drawn = noise, draw(env_key, (T, N))
         world, rollout = jax.lax.scan(partial(act, params), run["world"], drawn)
-        obs, actions, logprobs, values, rewards, terminated, next_obs, states, episodes = rollout
-        advantages = estimate(floats, params, values, next_obs, states, rewards, terminated, episodes[0])
 
-        # learn from whole environments in a new order each epoch [core 6]: random numbers are sorted, the last bits say whose
-        returns, env_bits = advantages + values, (args.num_envs - 1).bit_length()
-        drawn = jax.random.bits(order_key, (args.update_epochs, args.num_envs)) >> env_bits << env_bits
-        orders = jnp.sort(drawn | jnp.arange(args.num_envs, dtype=jnp.uint32)) & 2**env_bits - 1
-        orders = orders.reshape(num_updates, -1)
-        batch = obs, actions, logprobs, values, episodes[0], advantages, returns
-        batch = jax.tree.map(lambda x: x[:, orders].swapaxes(0, 1), batch)  # [lstm 4]
-        batch = batch, run["world"]["state"][orders]  # [lstm 5]
-        optimizer, learning_rate = make_optimizer(floats, run["global_step"] // batch_size)
-        flat, unravel = ravel_pytree(params)  # Adam is faster on one long vector
+        # estimate advantages
+        advantages = estimate(params, rollout)
+        values = rollout["values"]
+        returns = advantages + values
 
-        def learn(state, minibatch):
-            grads, losses = jax.grad(lambda flat: loss(unravel(flat), floats, minibatch), has_aux=True)(state[0])
-            updates, opt_state = optimizer.update(grads, state[1])
-            return (state[0] + updates, opt_state), losses
+        # learn
+        batch = rollout | dict(advantages=advantages, returns=returns)
+        order_keys = jax.random.split(order_key, args.update_epochs)
+        orders = jax.vmap(jax.random.permutation, (0, None))(order_keys, N)  # [core 6]
+        orders = orders.reshape(args.update_epochs * args.num_minibatches, -1)
+        minibatches = jax.tree.map(lambda x: x[:, orders].swapaxes(0, 1), batch)  # [lstm 4]
+        minibatches |= dict(state=run["world"]["state"][orders])
+        learn_from = partial(learn, make_optimizer(learning_rate))
+        agent_state, losses = jax.lax.scan(learn_from, agent_state, minibatches)
+        checked = dict(observation=rollout["next_obs"], reward=rollout["rewards"])
+        checked["loss"] = losses.pop("loss")
+        checked = jax.tree.map(lambda x: jnp.abs(x).max(), checked)  # finite if all of it is
+        metrics = {f"losses/{name}": x[-1] for name, x in losses.items()} | {
+            "charts/learning_rate": learning_rate,
+            "losses/clipfrac": losses["clipfrac"].mean(),
+            "losses/explained_variance": 1 - (returns - values).var() / returns.var(),
+        }
+        run = dict(agent=agent_state, world=world, key=key, global_step=run["global_step"] + T * N)
+        episodes = [rollout[name] for name in ("is_last", "episode_return", "episode_length")]
+        return run, (metrics, checked, episodes)
 
-        (flat, opt_state), losses = jax.lax.scan(learn, (flat, run["agent"]["opt_state"]), batch)
-        agent_state = dict(params=unravel(flat), opt_state=opt_state)
-        metrics = {f"losses/{name}": x[-1] for name, x in losses.items()} | {"losses/clipfrac": losses["clipfrac"].mean()}
-        metrics |= {"losses/explained_variance": 1 - advantages.var() / returns.var(), "charts/learning_rate": learning_rate}
-        return dict(agent=agent_state, world=world, key=key, global_step=run["global_step"] + batch_size), (metrics, episodes)
+    def train(run, length):
+        """Some iterations, with the metrics of the last one and all episodes."""
+        run, (metrics, checked, episodes) = jax.lax.scan(iterate, run, None, length)
+        metrics = jax.tree.map(lambda x: x[-1], metrics)
+        return run, metrics, jax.tree.map(jnp.max, checked), episodes
 
-    return init, iterate
-
-
-@cache
-def crc_tables(length):
-    """What a byte adds to the checksum (CRC-32C) of so many bytes, by its place and its value."""
-    table = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        table = table >> 1 ^ np.uint32(0x82F63B78) * (table & 1)
-    step = lambda x, _: table[x & 255] ^ x >> 8  # noqa: E731  one byte more behind it
-    return np.array(list(itertools.accumulate(range(length - 1), step, initial=table))[::-1])
+    return init, train
 
 
-def frame(rows):
-    """TensorBoard's records of events, each a row of bytes: length, checksum, event, checksum."""
-
-    def checksum(rows):
-        places = np.arange(rows.shape[1])
-        rows = rows ^ np.uint8(255) * (places < 4)  # it starts with all bits set
-        crc = ~np.bitwise_xor.reduce(crc_tables(len(places))[places, rows], axis=1)
-        return ((crc >> 15 | crc << 17) + np.uint32(0xA282EAD8)).astype("<u4")[:, None].view(np.uint8)
-
-    lengths = np.full((len(rows), 1), rows.shape[1], dtype="<u8").view(np.uint8)
-    return np.hstack([lengths, checksum(lengths), rows, checksum(rows)])
+def mean_episode(is_last, returns, lengths):
+    """Means over the episodes that ended during a call, NaN if there is none."""
+    count = is_last.sum()
+    return {
+        "charts/episodic_return": (returns * is_last).sum() / count,
+        "charts/episodic_length": (lengths * is_last).sum() / count,
+    }
 
 
-def scalar_events(steps, scalars):
-    """Events with scalars at many steps, as rows of bytes: made one by one, they would take longer than the training."""
-    text = lambda *parts: np.frombuffer(b"".join(parts), dtype=np.uint8)  # noqa: E731
-    varint = lambda x, size: x[:, None] >> 7 * np.arange(size) & 127 | [128] * (size - 1) + [0]  # noqa: E731
-    values = []
-    for name, column in scalars.items():  # the fields of Summary.Value: 1 is the tag, 2 the simple_value
-        values.append(text(b"\x0a", bytes([len(name) + 7]), b"\x0a", bytes([len(name)]), name.encode(), b"\x15"))
-        values.append(np.asarray(column, dtype="<f4")[:, None].view(np.uint8))
-    size = sum(x.shape[-1] for x in values)
-    wall_time, size = np.array([time.time()], dtype="<f8").view(np.uint8), varint(np.array([size]), 2)[0]
-    fields = [text(b"\x09"), wall_time, text(b"\x10"), varint(np.asarray(steps, dtype=np.int64), 5), text(b"\x2a"), size]
-    return np.hstack([np.broadcast_to(x, (len(steps), x.shape[-1])).astype(np.uint8) for x in fields + values])
+def take(runs, number):
+    """One of the runs, whose arrays are stacked."""
+    return jax.tree.map(lambda x: x[number], runs)
+
+
+def restore_runs(all_args, runs):
+    """All runs at their last checkpoint and its step; the given runs and 0 if there is none yet."""
+    restored = []
+    for number, run_args in enumerate(all_args):
+        run, global_step = restore_checkpoint(run_args, take(runs, number))
+        restored.append(run)
+    return jax.tree.map(lambda *x: jnp.stack(x), *restored), global_step
+
+
+def save_runs(run_folders, all_args, runs, global_step):
+    """A checkpoint of each run, even if an interrupt or another run's weights stop the program."""
+    runs = jax.device_get(runs)
+    stop = None
+    for number, run_folder in enumerate(run_folders):
+        try:
+            save_checkpoint(run_folder, all_args[number], take(runs, number), global_step)
+        except SystemExit as error:
+            stop = error
+    if stop:
+        raise stop
+
+
+def record_episode(envs, policy, seed, run_folder, global_step):
+    """A video of one episode, or of its first 1,000 frames."""
+    envs = RecordVideo(envs, run_folder, global_step)
+    obs, _ = envs.reset(seed=seed)
+    is_last = np.zeros(1, dtype=bool)
+    while envs.recording and not is_last[0]:
+        obs, _, terminated, truncated, _ = envs.step(policy(obs, is_last))
+        is_last = terminated | truncated
+    if envs.recording:
+        envs.stop_recording()
+
+
+# -- the same in every JAX file: flags, errors, run folder, checkpoints ----------------------------
+
+
+FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
+
+
+def require(condition, message):
+    if not condition:
+        raise ValueError(message)
+
+
+def require_positive(args, *names):
+    for name in names:
+        require(getattr(args, name) > 0, f"{name} must be positive, not {getattr(args, name)}")
+
+
+def require_fraction(args, *names):
+    for name in names:
+        value = getattr(args, name)
+        require(0 <= value <= 1, f"{name} must be between 0 and 1, not {value}")
+
+
+def require_memory(num_bytes):
+    free = psutil.virtual_memory().available
+    require(num_bytes < free, f"{num_bytes / 1e9:.1f} GB of memory needed, {free / 1e9:.1f} free")
+
+
+def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
+    """An episode's last observation must be its own, and videos need frames."""
+    require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
+    if args.capture_video:
+        has_frames = "rgb_array" in envs.metadata.get("render_modes", ())
+        require(has_frames, "no rgb_array rendering for --capture-video")
+        envs.reset()
+        envs.render()  # MuJoCo needs OpenGL, which a server may not have
+
+
+@contextmanager
+def explain(attempt):
+    """Report an error inside as one line; CLEANRL_TRACEBACK=1 shows where it comes from."""
+    try:
+        yield
+    except Exception as error:
+        if os.environ.get("CLEANRL_TRACEBACK"):
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise SystemExit(f"cannot {attempt}: {reason[:500]}") from None
+
+
+def parse_args():
+    """The flags of the command line, or with --resume those of the interrupted run."""
+    args = tyro.cli(Args)
+    if args.resume:
+        with explain(f"resume {args.resume}"):
+            args = load_args(args.resume)
+    with explain("run with these flags"):
+        for name, value in vars(args).items():
+            require(not isinstance(value, float) or math.isfinite(value), f"{name} is {value}")
+        require(0 <= args.seed < 2**32, "seed must be between 0 and 2**32 - 1")
+        args.check()
+    return args
+
+
+def load_args(folder):
+    """The flags of a run; only a larger --total-timesteps may be passed beside --resume."""
+    from pydantic import TypeAdapter
+
+    run = json.loads(Path(folder, "run.json").read_text())
+    require(run["file"] == Path(__file__).name, f"it is a run of {run['file']}")
+    if run.get("sha256", FILE_HASH) != FILE_HASH:
+        print(f"warning: {run['file']} has changed since this run started", file=sys.stderr)
+    recorded = TypeAdapter(Args).validate_python(run["args"] | {"resume": folder})
+    args = tyro.cli(Args, default=recorded)
+    changed = [name for name, value in vars(args).items() if value != getattr(recorded, name)]
+    require(set(changed) <= {"total_timesteps"}, f"do not pass {', '.join(changed)} with --resume")
+    require(args.total_timesteps >= recorded.total_timesteps, "total_timesteps can only grow")
+    return args
+
+
+def seed_everything(args):
+    random.seed(args.seed)
+    np.random.seed(args.seed)
+    return jax.random.PRNGKey(args.seed)
+
+
+def make_run_folder(args):
+    """runs/{env_id}__{exp_name}__{seed}__{unix time}, at a second that no other run has taken."""
+    for second in itertools.count(int(time.time())):
+        name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
+        folder = Path("runs", re.sub(r"[/\\:]", "-", name))
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            continue
+
+
+def lock_run_folder(folder):
+    """Refuse a folder that another process is writing to."""
+    lock = FileLock(folder / "lock", timeout=0, is_singleton=True)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ValueError(f"process {(folder / 'pid').read_text()} is writing to it") from None
+    atexit.register(lock.release)
+    (folder / "pid").write_text(str(os.getpid()))
+
+
+def open_run(args, device, global_step, **more):
+    """The run folder, with the flags and versions in run.json, and the writer of its curves."""
+    folder = Path(args.resume or "runs")
+    with explain(f"log to {folder}"):
+        if args.track:
+            import wandb
+
+            wandb.login()  # a missing login is told before anything is written
+        if args.resume:
+            lock_run_folder(folder)
+            run = json.loads((folder / "run.json").read_text())
+        else:
+            describe = ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=40"]
+            here = Path(__file__).parent
+            git = subprocess.run(describe, cwd=here, capture_output=True, text=True)
+            run = {
+                "file": Path(__file__).name,
+                "sha256": FILE_HASH,
+                "tags": [tag for tag in os.environ.get("WANDB_TAGS", "").split(",") if tag],
+                "start_time": time.time(),
+                "commit": git.stdout.strip().removesuffix("-dirty"),
+                "dirty": git.stdout.strip().endswith("-dirty"),
+                "device": device.device_kind,
+                "python": platform.python_version(),
+                "packages": {package.name: package.version for package in distributions()},
+            } | more
+            folder = make_run_folder(args)
+            lock_run_folder(folder)
+            shutil.copy(__file__, folder)  # the exact code of this run
+        run["args"] = asdict(args) | {"resume": None}
+        (folder / "run.tmp").write_text(json.dumps(run, indent=2, default=str))
+        os.replace(folder / "run.tmp", folder / "run.json")
+        tracker = None
+        if args.track:
+            project = dict(project=args.wandb_project_name, entity=args.wandb_entity)
+            names = dict(id=folder.name, name=folder.name, resume="allow")
+            tracker = wandb.init(**project, **names, config=asdict(args), reinit="create_new")
+            atexit.register(tracker.finish)
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
+    print(f"run folder: {folder}")
+    print(f"device: {device.device_kind}", flush=True)
+    return folder, Writer(folder, tracker, global_step)
+
+
+class Writer:
+    """The curves of one run: TensorBoard events, and Weights & Biases with --track."""
+
+    def __init__(self, folder, tracker, global_step):
+        name = f"events.out.tfevents.{time.time():.6f}.{platform.node()}"
+        self.records = RecordWriter((folder / name).open("ab", buffering=0))
+        self.tracker = tracker
+        self.logged_videos = set(folder.glob("videos/*.mp4"))
+        self.add_event(file_version="brain.Event:2")
+        start = SessionLog(status=SessionLog.START)
+        self.add_event(step=global_step + 1, session_log=start)  # hides what a resume repeats
+
+    def add_event(self, **event):
+        self.records.write(Event(wall_time=time.time(), **event).SerializeToString())
+
+    def add_scalars(self, step, scalars):
+        values = [Summary.Value(tag=name, simple_value=float(x)) for name, x in scalars.items()]
+        self.add_event(step=int(step), summary=Summary(value=values))
+        if self.tracker:
+            self.tracker.log(
+                {name: float(x) for name, x in scalars.items()} | {"global_step": step}
+            )
+
+    def add_videos(self, folder, step):
+        """Upload the videos that Weights & Biases does not have yet."""
+        import wandb
+
+        for path in sorted(set(folder.glob("videos/*.mp4")) - self.logged_videos):
+            self.tracker.log({"videos": wandb.Video(str(path)), "global_step": step})
+            self.logged_videos.add(path)
+
+    def close(self):
+        self.records.close()
+
+
+def interrupt(number, frame):
+    """The first signal lets the loop save a checkpoint and stop, the second ends the program."""
+    interrupted.set()
+    signal.signal(number, signal.SIG_DFL)
+
+
+def check_finite(args, step, **values):
+    """End the run at the first NaN or infinity, before a checkpoint holds what became of it."""
+    for name, value in values.items():
+        finite = np.isfinite(value)
+        if not finite.all():
+            bad = np.asarray(value)[~finite][0]
+            raise SystemExit(f"{name} of {args.env_id} at step {step}: {bad}")
+
+
+class RecordVideo(gym.wrappers.vector.RecordVideo):
+    """Episodes of the first environment, 1,000 frames at most: they are kept in memory."""
+
+    def __init__(self, envs, folder, global_step):
+        prefix = f"step-{global_step}"
+        super().__init__(envs, f"{folder}/videos", name_prefix=prefix, record_first_only=True)
+
+    def _capture_frame(self):
+        super()._capture_frame()
+        if len(self.recorded_frames) >= 1000:
+            self.stop_recording()
+
+
+def save_checkpoint(folder, args, state, global_step):
+    """Write aside, then rename: the checkpoint is always whole. Stops the run if interrupted."""
+    settings = asdict(args) | {"resume": None}
+    checkpoint = {"global_step": global_step} | to_state_dict(jax.device_get(state))
+    checkpoint["args"] = json.loads(json.dumps(settings, default=str))
+    path = folder / "checkpoint.tmp"
+    with explain(f"save step {global_step} ({shutil.disk_usage(folder).free / 1e9:.1f} GB free)"):
+        require_finite_weights(checkpoint)
+        try:
+            path.write_bytes(msgpack_serialize(checkpoint))
+            os.replace(path, folder / "checkpoint.msgpack")
+        finally:
+            path.unlink(missing_ok=True)
+    if interrupted.is_set():
+        raise SystemExit(f"interrupted at step {global_step}, continue with --resume {folder}")
+
+
+def require_finite_weights(checkpoint):
+    for path, value in jax.tree.leaves_with_path(checkpoint.get("agent", {})):
+        is_float = np.issubdtype(np.asarray(value).dtype, np.floating)
+        finite = not is_float or np.isfinite(value).all()
+        require(finite, f"agent{jax.tree_util.keystr(path)} is not finite")
+
+
+def restore_checkpoint(args, state):
+    """The state of the last checkpoint and its step; the given state and 0 if there is none yet."""
+    path = Path(args.resume or "", "checkpoint.msgpack")
+    if not args.resume or not path.exists():
+        return state, 0
+    with explain(f"resume {args.resume}"):
+        try:
+            checkpoint = msgpack_restore(path.read_bytes())
+        except Exception:
+            raise ValueError("checkpoint.msgpack is damaged") from None
+        require_finite_weights(checkpoint)
+        restored = from_state_dict(state, {name: checkpoint[name] for name in state})
+        shapes = jax.tree.map(lambda x: (np.shape(x), np.asarray(x).dtype), [state, restored])
+        require(shapes[0] == shapes[1], "its checkpoint has arrays of other shapes")
+        return jax.tree.map(jnp.array, restored), int(checkpoint["global_step"])
+
+
+# -- the algorithm ---------------------------------------------------------------------------------
 
 
 if __name__ == "__main__":
-    # check what was asked for before anything is written
-    args, start_time = tyro.cli(Args), time.time()
-    resume, asked_id = args.resume, args.env_id
-    try:
-        if resume:
-            assert args == Args(resume=resume, env_id=asked_id), "it goes on with the runs' own flags: give no others"
-            all_args = []
-            for folder in resume:  # which may be a stranger's: it is only believed in what cannot do harm
-                about = json.loads(Path(folder, "run.json").read_text())
-                args = Args(**about["args"] | {"sweep": (), "resume": ()})
-                assert about["file"] == Path(__file__).name, f"it is a run of {about['file']}"
-                kinds = Args.__annotations__ | {"sweep": tuple, "resume": tuple}
-                assert all(isinstance(value, kinds[name]) for name, value in vars(args).items()), "wrong types"
-                all_args.append(args)
-        else:
-            assert "--resume" not in sys.argv, "which folders?"
-            assert 0 < args.num_seeds < 2**16, "the seeds are at least one and below 65536"
-            grid = [[(name, float(x)) for x in xs.split(",")] for name, _, xs in (item.partition("=") for item in args.sweep)]
-            assert all(name in FLOATS for choices in grid for name, _ in choices), f"takes {', '.join(FLOATS)}"
-            all_args = [
-                replace(args, seed=seed, num_seeds=1, sweep=(), **dict(choice), exp_name=args.exp_name + suffix)
-                for choice in itertools.product(*grid)
-                for suffix in ["".join(f"-{name}={x:g}" for name, x in choice)]
-                for seed in range(args.seed, args.seed + args.num_seeds)
-            ]
-    except Exception as error:
-        raise SystemExit(f"cannot {' '.join(sys.argv[1:])}: {type(error).__name__}: {error}".splitlines()[0]) from None
-    args = all_args[0]
-    if args.env_id != asked_id and (":" in args.env_id or asked_id != Args.env_id):  # an id may name a module to import
-        raise SystemExit(f"{resume[0]} is a run on {args.env_id!r}: add --env-id with that id if you trust what it imports")
-    run_names = [f"{run.env_id}__{run.exp_name}__{run.seed}__{int(start_time)}" for run in all_args]
-    run_folders = [Path("runs", name.translate(str.maketrans("/\\:", "---"))) for name in run_names]
-    run_folders = [Path(folder).absolute() for folder in resume] or run_folders
-
-    # check that the numbers fit together and the file fits the environment
-    alike = [replace(run, seed=0, exp_name="", **dict.fromkeys(FLOATS, 0.0)) for run in all_args]
-    if any(run != alike[0] for run in alike) or len(set(run_folders)) < len(all_args):
-        raise SystemExit("runs side by side differ in their seeds and in what --sweep takes; the rest is alike")
-    for rule in (
-        "num_envs > 0; num_minibatches > 0; update_epochs > 0; checkpoint_interval > 0; log_interval > 0; num_steps > 0; "
-        "num_envs % num_minibatches == 0; num_envs * num_steps <= min(total_timesteps, 2**24); 0 <= gamma <= 1; "
-        "0 <= gae_lambda <= 1; clip_coef > 0; max_grad_norm > 0; 0 < learning_rate < 1e9; abs(ent_coef) < 1e9; "
-        "abs(vf_coef) < 1e9; total_timesteps < 2**31; 0 <= seed < 2**32"
-    ).split("; "):
-        if not all(eval(rule, {}, vars(run)) for run in all_args):
-            raise SystemExit(f"these flags do not fit: {rule} must hold")
-    try:
+    args = parse_args()
+    with explain(f"resume {args.resume}" if args.resume else "run with these flags"):
+        all_args = gather_batch(args) if args.resume else expand_sweep(args)
+        for run_args in all_args:
+            run_args.check()
+    num_runs, T, N = len(all_args), args.num_steps, args.num_envs
+    with explain(f"train on {args.env_id}"):
         envs = make_envs(args, 1, "rgb_array" if args.capture_video else None)
-        env, env_params = gymnax.make(args.env_id.split(":")[-1])
-    except Exception as error:
-        raise SystemExit(f"cannot make {args.env_id}: {type(error).__name__}: {error}".splitlines()[0]) from None
-    obs_shape = env.observation_space(env_params).shape
-    for need, is_met in {
-        "Discrete actions": isinstance(env.action_space(env_params), gymnax.environments.spaces.Discrete),
-        "rgb_array rendering for a video": not args.capture_video or "rgb_array" in envs.metadata.get("render_modes", ()),
-    }.items():
-        if not is_met:
-            raise SystemExit(f"{Path(__file__).name} needs {need}, which {args.env_id} does not have")
+        obs_space, action_space = envs.single_observation_space, envs.single_action_space
+        require(isinstance(action_space, gym.spaces.Discrete), "Discrete actions are needed")
+        require_envs(args, envs)
+        init, _ = make_program(args, envs)
+        num_rows = num_runs * T * N * (2 + args.update_epochs)
+        require_memory(4 * num_rows * math.prod(obs_space.shape))
 
-    # seed, build, restore
-    inputs = len(all_args) * args.num_envs * np.prod(obs_shape)  # numbers read at a step; a GPU pays only from many on
-    device = jax.devices()[0] if args.cuda and inputs >= 2**6 else jax.devices("cpu")[0]
+    keys = jnp.stack([seed_everything(run_args) for run_args in all_args])
+    params = jax.eval_shape(init, keys[0])["agent"]["params"]
+    work = num_runs * N * sum(x.size for x in jax.tree.leaves(params))  # multiplications of a step
+    use_gpu = args.cuda and work >= 2**17
+    device = jax.devices()[0] if use_gpu else jax.devices("cpu")[0]
     jax.config.update("jax_default_device", device)
-    batch_size, iteration = args.num_envs * args.num_steps, 0
-    num_iterations = args.total_timesteps // batch_size
-    init, iterate = make_program(args)
-    floats = {name: jnp.array([getattr(run, name) for run in all_args]) for name in FLOATS}
-    keys = jnp.stack([jax.random.PRNGKey(run.seed) for run in all_args])
-    init_all = partial(jax.lax.map, init)  # one after the other: on few cores, XLA's QR of a batch of matrices may never end
-    runs = jax.jit(init_all, compiler_options={"xla_backend_optimization_level": 0})(keys)  # quick to compile
-    if resume and any((folder / "checkpoint.msgpack").exists() for folder in run_folders):
-        try:
-            checkpoints = [msgpack_restore((folder / "checkpoint.msgpack").read_bytes()) for folder in run_folders]
-            restored = from_state_dict(runs, jax.tree.map(lambda *x: np.stack(x), *checkpoints))
-            for old, new in zip(*map(jax.tree.leaves, (runs, restored)), strict=True):
-                assert (old.shape, old.dtype) == (new.shape, new.dtype), "arrays of other shapes"
-            runs, global_step = jax.tree.map(jnp.array, restored), int(restored["global_step"][0])
-            assert global_step in range(0, num_iterations * batch_size + 1, batch_size), f"step {global_step} of another run"
-            assert (restored["global_step"] == global_step).all(), "not all have come as far: resume them one by one"
-            iteration = global_step // batch_size
-        except Exception as error:
-            raise SystemExit(f"cannot resume {' '.join(resume)}: {type(error).__name__}: {error}".splitlines()[0]) from None
+    runs = jax.jit(partial(jax.lax.map, init))(keys)  # vectorized, QR may hang on few cores
+    runs, global_step = restore_runs(all_args, runs)
+    start_step = global_step
+    batch = uuid.uuid4().hex  # --resume finds the runs of this program by it
+    opened = [open_run(run_args, device, global_step, batch=batch) for run_args in all_args]
+    run_folders, writers = zip(*opened, strict=True)
 
-    # open the logs: each run has its own, as if it had been trained alone
-    git = subprocess.run("git rev-parse HEAD", shell=True, cwd=Path(__file__).parent, capture_output=True, text=True)
-    about = {
-        "file": Path(__file__).name,
-        "args": asdict(args),
-        "tags": list(filter(None, os.environ.get("WANDB_TAGS", "").split(","))),
-        "start_time": start_time,
-        "commit": git.stdout.strip(),
-        "device": device.device_kind if device.platform == "gpu" else platform.machine(),
-        "python": platform.python_version(),
-        "packages": {d.name: d.version for d in distributions()},
-    }
-    tracked = []
-    for run, run_folder in zip(all_args, run_folders, strict=True):
-        try:
-            if args.track:
-                import wandb
+    num_iterations = args.total_timesteps // (T * N)
+    iteration = global_step // (T * N)
+    lengths = range(1, args.log_interval + 1)
+    length = max(n for n in lengths if num_iterations % n == 0 and iteration % n == 0)
 
-                names = dict(project=args.wandb_project_name, entity=args.wandb_entity, name=run_folder.name)
-                names |= dict(id=run_folder.name, config=asdict(run), resume="allow", reinit="create_new", save_code=True)
-                tracked.append(wandb.init(**names))
-            if not resume:  # the folder appears with run.json in it, or not at all
-                assert not run_folder.exists(), "there is such a run already"
-                os.makedirs(f"{run_folder}.tmp")
-                Path(f"{run_folder}.tmp", "run.json").write_text(json.dumps(about | {"args": asdict(run)}, indent=2))
-                os.rename(f"{run_folder}.tmp", run_folder)
-        except Exception as error:
-            raise SystemExit(f"cannot log to {run_folder}: {type(error).__name__}: {error}".splitlines()[0]) from None
-        print(f"run folder: {run_folder}")
-    start = SessionLog(status=SessionLog.START)  # hides what was logged after the checkpoint
-    start = Event(wall_time=time.time(), step=iteration * batch_size + 1, session_log=start)
-    events = [folder / f"events.out.tfevents.{time.time():.6f}.{platform.node()}" for folder in run_folders]
-    for event in (Event(wall_time=time.time(), file_version="brain.Event:2"), start):
-        for path in events:
-            with path.open("ab") as file:
-                file.write(frame(np.frombuffer(event.SerializeToString(), dtype=np.uint8)[None]))
+    def train_run(values, run):
+        """A call for one run. All calls have one length: another would be compiled anew."""
+        _, train = make_program(replace(args, **values), envs)
+        run, metrics, checked, episodes = train(run, length)
+        if num_runs > 1:  # to log each episode of many runs would take too long
+            metrics |= mean_episode(*episodes)
+            episodes = ()
+        return run, metrics, checked, episodes
 
-    def log(run_numbers, steps, scalars):
-        """Scalars of many runs, sorted by run, at many steps."""
-        rows, starts = frame(scalar_events(steps, scalars)), np.searchsorted(run_numbers, np.arange(len(events) + 1))
-        for number, path in enumerate(events):
-            with path.open("ab") as file:
-                file.write(rows[starts[number] : starts[number + 1]].tobytes())
-        for i in range(len(steps)) if tracked else ():
-            values = {name: float(column[i]) for name, column in scalars.items()}
-            tracked[run_numbers[i]].log(values | {"global_step": int(steps[i])})
+    train = jax.jit(jax.vmap(train_run), donate_argnums=1)
+    values = {name: jnp.float32([getattr(x, name) for x in all_args]) for name in SWEEPABLE}
+    start_time = time.time()
+    total = num_iterations * T * N
+    progress = tqdm(initial=global_step, total=total, unit="step", unit_scale=True)
 
-    # train
-    is_summary = len(all_args) > 64  # of more runs than that, what is logged of the episodes of a call is their mean
-
-    def side_by_side(function):  # a run that is alone is faster without an axis of its own
-        alone = lambda *runs: jax.tree.map(lambda x: x[None], function(*jax.tree.map(lambda x: x[0], runs)))  # noqa: E731
-        return jax.vmap(function) if len(all_args) > 1 else alone
-
-    @partial(jax.jit, static_argnums=1, donate_argnums=0)
-    def train(runs, length):
-        of_one_run = lambda x, run: jax.lax.scan(partial(iterate, x), run, None, length)  # noqa: E731
-        runs, (metrics, episodes) = side_by_side(of_one_run)(floats, runs)
-        is_over, returns, lengths = episodes
-        count = is_over.sum((1, 2, 3))
-        if is_summary:
-            episodes = count > 0, (returns * is_over).sum((1, 2, 3)) / count, (lengths * is_over).sum((1, 2, 3)) / count
-        return runs, (metrics, episodes)
-
-    pending, clock = [], None
-    progress = tqdm(initial=iteration * batch_size, total=num_iterations * batch_size, unit="step", unit_scale=True)
     while iteration < num_iterations:
         # act, estimate advantages and learn, in one call of the program
-        length = min(args.log_interval, num_iterations - iteration)
-        runs, logs = train(runs, length)
+        runs, *logs = train(values, runs)
         iteration += length
-        global_step = iteration * batch_size
-        pending.append((global_step - length * batch_size, length, logs))
-        is_due = iteration // args.checkpoint_interval > (iteration - length) // args.checkpoint_interval
-        is_due |= iteration == num_iterations
+        metrics, checked, episodes = jax.device_get(logs)
+        if num_runs == 1:
+            is_last, returns, lengths = map(np.ravel, episodes)
+            for i in np.flatnonzero(is_last):
+                episode = {
+                    "charts/episodic_return": returns[i],
+                    "charts/episodic_length": lengths[i],
+                }
+                writers[0].add_scalars(global_step + i + 1, episode)
+                progress.set_postfix(episodic_return=f"{returns[i]:.1f}", refresh=False)
+        global_step += length * T * N
+        progress.update(length * T * N)
 
-        # log what the call before did, while this one is at work
-        while len(pending) > (not is_due):
-            first_step, length, logs = pending.pop(0)
-            metrics, (is_over, returns, lengths) = jax.device_get(logs)
-            last_step, (numbers, places) = first_step + length * batch_size, np.nonzero(is_over.reshape(len(all_args), -1))
-            episodes = {"charts/episodic_return": returns[is_over], "charts/episodic_length": lengths[is_over]}
-            log(numbers, np.full_like(places, last_step) if is_summary else first_step + places + 1, episodes)
-            if clock is None:  # what compiled does not count
-                clock = last_step, time.time()
-            else:
-                steps_per_second = int(len(all_args) * (last_step - clock[0]) / (time.time() - clock[1]))  # of all runs
-                metrics["charts/SPS"] = np.full((len(all_args), length), steps_per_second)
-            numbers, iterations = np.divmod(np.arange(len(all_args) * length), length)
-            log(numbers, first_step + (iterations + 1) * batch_size, {name: x.ravel() for name, x in metrics.items()})
-            progress.update(length * batch_size)
-            if is_over.any():
-                progress.set_postfix(episodic_return=f"{returns[is_over].mean():.1f}", refresh=False)
-
-        # checkpoint
-        if is_due:
-            checkpoint = to_state_dict(jax.device_get(runs))
-            for number, run_folder in enumerate(run_folders):
-                of_run = jax.tree.map(lambda x, number=number: x[number], checkpoint)
-                (run_folder / "checkpoint.tmp").unlink(missing_ok=True)  # never write through a stranger's link
-                (run_folder / "checkpoint.tmp").write_bytes(msgpack_serialize(of_run))
-                os.replace(run_folder / "checkpoint.tmp", run_folder / "checkpoint.msgpack")  # whole, or not at all
+        # log
+        sps = num_runs * (global_step - start_step) / (time.time() - start_time)  # of all runs
+        for number, (run_folder, writer) in enumerate(opened):
+            named = replace(args, env_id=run_folder.name)  # tells which run it was
+            check_finite(named, global_step, **take(checked, number))
+            scalars = take(metrics, number) | {"charts/SPS": int(sps)}
+            known = {name: x for name, x in scalars.items() if not np.isnan(x)}
+            writer.add_scalars(global_step, known)
+            if "charts/episodic_return" in known:
+                episode_return = known["charts/episodic_return"]
+                progress.set_postfix(episodic_return=f"{episode_return:.1f}", refresh=False)
+        is_due = iteration % args.checkpoint_interval < length or iteration == num_iterations
+        if is_due or interrupted.is_set():
+            for number, (run_folder, writer) in enumerate(opened):
                 if args.capture_video:
-                    videos = dict(video_folder=str(run_folder / "videos"), name_prefix=f"step-{global_step}")
-                    recorded, policy = gym.wrappers.vector.RecordVideo(envs, **videos), load_policy(of_run, envs)
-                    (obs, _), is_last = recorded.reset(seed=args.seed % 2**31), np.zeros(1, dtype=bool)
-                    while not is_last:
-                        obs, _, terminated, truncated, _ = recorded.step(policy(obs, is_last))
-                        is_last = terminated | truncated
-                    recorded.stop_recording()
-                    for video in (run_folder / "videos").glob(f"step-{global_step}-*.mp4") if tracked else ():
-                        tracked[number].log({"videos": wandb.Video(str(video)), "global_step": global_step})
+                    policy = load_policy(take(runs, number), envs)
+                    record_episode(envs, policy, all_args[number].seed, run_folder, global_step)
+                if args.track:
+                    writer.add_videos(run_folder, global_step)
+            save_runs(run_folders, all_args, runs, global_step)
 
     progress.close()
     envs.close()
-    for run in tracked:
-        run.finish()
+    for writer in writers:
+        writer.close()

@@ -130,7 +130,7 @@ def sample(mean, log_std, key):
     # the slope of tanh is 1 - tanh^2; this form of its logarithm does not underflow
     log_slopes = 2 * (math.log(2) - unsquashed - nn.softplus(-2 * unsquashed))
     log_probs = -(jnp.square(noise) + math.log(2 * math.pi)) / 2 - log_std - log_slopes
-    return jnp.tanh(unsquashed), log_probs.sum(1, keepdims=True)
+    return jnp.tanh(unsquashed), log_probs.sum(1)
 
 
 class QNetwork(nn.Module):
@@ -138,7 +138,7 @@ class QNetwork(nn.Module):
     def __call__(self, obs, actions):
         hidden = nn.relu(nn.Dense(256)(jnp.concatenate([obs, actions], 1)))
         hidden = nn.relu(nn.Dense(256)(hidden))
-        return nn.Dense(1)(hidden)
+        return nn.Dense(1)(hidden).squeeze(1)
 
 
 stacked = dict(variable_axes={"params": 0}, split_rngs={"params": True}, in_axes=None, axis_size=2)
@@ -243,11 +243,11 @@ def make_program(args, envs, key):
         next_q_values = q_networks.apply(agent["target_q_networks"], b["next_obs"], next_actions)
         alpha = jnp.exp(agent["log_alpha"])
         next_values = next_q_values.min(0) - alpha * next_log_probs  # [sac 3]
-        targets = b["rewards"][:, None] + args.gamma * next_values * ~b["terminated"][:, None]
+        targets = b["rewards"] + args.gamma * next_values * ~b["terminated"]
 
         def qf_loss(params):
             q_values = q_networks.apply(params, b["obs"], b["actions"])
-            qf_losses = jnp.square(q_values - targets).mean((1, 2))
+            qf_losses = jnp.square(q_values - targets).mean(1)
             losses = {
                 "qf1_loss": qf_losses[0],
                 "qf2_loss": qf_losses[1],

@@ -126,7 +126,7 @@ class QNetwork(nn.Module):
     def __call__(self, obs, actions):
         hidden = nn.relu(nn.Dense(256)(jnp.concatenate([obs, actions], 1)))
         hidden = nn.relu(nn.Dense(256)(hidden))
-        return nn.Dense(1)(hidden)
+        return nn.Dense(1)(hidden).squeeze(1)
 
 
 stacked = dict(variable_axes={"params": 0}, split_rngs={"params": True}, in_axes=None, axis_size=2)
@@ -224,12 +224,11 @@ def make_program(args, envs, key):
         next_actions = actor.apply(agent["target_actor"], b["next_obs"])
         next_actions = jnp.clip(next_actions + noise, -1, 1)  # [td3 3]
         next_q_values = q_networks.apply(agent["target_q_networks"], b["next_obs"], next_actions)
-        next_q_values = next_q_values.min(0)
-        targets = b["rewards"][:, None] + args.gamma * next_q_values * ~b["terminated"][:, None]
+        targets = b["rewards"] + args.gamma * next_q_values.min(0) * ~b["terminated"]
 
         def qf_loss(params):
             q_values = q_networks.apply(params, b["obs"], b["actions"])
-            qf_losses = jnp.square(q_values - targets).mean((1, 2))
+            qf_losses = jnp.square(q_values - targets).mean(1)
             losses = {
                 "qf1_loss": qf_losses[0],
                 "qf2_loss": qf_losses[1],

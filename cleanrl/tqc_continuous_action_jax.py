@@ -129,7 +129,7 @@ def sample(mean, log_std, key):
     # the slope of tanh is 1 - tanh^2; this form of its logarithm does not underflow
     log_slopes = 2 * (math.log(2) - unsquashed - nn.softplus(-2 * unsquashed))
     log_probs = -(jnp.square(noise) + math.log(2 * math.pi)) / 2 - log_std - log_slopes
-    return jnp.tanh(unsquashed), log_probs.sum(1, keepdims=True)
+    return jnp.tanh(unsquashed), log_probs.sum(1)
 
 
 class QNetwork(nn.Module):
@@ -248,7 +248,7 @@ def make_program(args, envs, key):
         quantiles = jnp.moveaxis(quantiles, 0, 1).reshape(args.batch_size, -1)
         next_quantiles = jnp.sort(quantiles)[:, :num_kept]  # of all Q-networks together [tqc 2]
         alpha = jnp.exp(agent["log_alpha"])
-        next_values = next_quantiles - alpha * next_log_probs  # [sac 3]
+        next_values = next_quantiles - alpha * next_log_probs[:, None]  # [sac 3]
         targets = b["rewards"][:, None] + args.gamma * next_values * ~b["terminated"][:, None]
 
         def qf_loss(params):

@@ -554,12 +554,10 @@ def public_jax(exp_name, path):
     from flax.serialization import msgpack_restore
 
     weights = msgpack_restore(path.read_bytes())
-    if (
-        PUBLIC_JAX[exp_name] == "actor"
-    ):  # beside its critics; our hidden layers are made, and so numbered, from the last one on
-        first, second, last = (weights["0"]["params"][f"Dense_{i}"] for i in range(3))
+    if PUBLIC_JAX[exp_name] == "actor":  # beside its critics
+        params = weights["0"]["params"]
         return {
-            "agent": {"actor": {"params": {"Dense_0": second, "Dense_1": first, "Dense_2": last}}}
+            "agent": {"actor": {"params": {f"Dense_{i}": params[f"Dense_{i}"] for i in range(3)}}}
         }
     if not exp_name.startswith("c51"):
         return {"agent": {"params": weights}}

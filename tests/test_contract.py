@@ -49,7 +49,6 @@ from tests.harness import (
 )
 
 BLOCKS = ["ppo", "dqn_jax"]  # one file with each form of the shared block
-NEW_FORM = [stem for stem in FILES if stem != "ppo_rnn_jax"]  # which is in the old form still
 TORCH = [
     stem for stem in FILES if "_jax" not in stem
 ]  # how the others resume is tested in their own files
@@ -270,7 +269,7 @@ BAD_VALUES = {
 }
 
 
-@pytest.mark.parametrize("stem", NEW_FORM)
+@pytest.mark.parametrize("stem", FILES)
 def test_bad_values_get_one_line_that_names_the_flag(tmp_path, stem):
     """Every flag of the file that has a value which cannot work is tried with it."""
     names = runpy_without_main(FILES[stem])
@@ -288,7 +287,7 @@ def runpy_without_main(file):
     return runpy.run_path(str(file))
 
 
-@pytest.mark.parametrize("stem", NEW_FORM)
+@pytest.mark.parametrize("stem", FILES)
 def test_unknown_environments_get_one_line(tmp_path, stem):
     probe(FILES[stem], "")  # registers what there is for the file
     for env_id in ("NoSuchEnv-v0", "no_such_module:Env-v0"):
@@ -680,7 +679,7 @@ def test_resume_before_the_first_checkpoint_starts_over(file, tmp_path):
     assert {**cut, "charts/SPS": None} == {**whole, "charts/SPS": None}
 
 
-@pytest.mark.parametrize("stem", NEW_FORM)
+@pytest.mark.parametrize("stem", FILES)
 def test_every_flag_has_its_help(stem):
     """tyro takes it from the comment behind a flag, and finds none where a line was wrapped."""
     lines = FILES[stem].read_text().splitlines()

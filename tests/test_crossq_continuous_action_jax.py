@@ -90,7 +90,7 @@ def policy(agent, params, obs, train):
 def q_values(agent, params, obs, actions, train):
     moments, pairs = doubles(agent["q_networks_moments"]), torch.cat([obs, actions], 1)
     hidden, moments = network(params["params"], moments, pairs, train, ("Dense_0", "Dense_1"))
-    return dense(params["params"]["Dense_2"], hidden), moments
+    return dense(params["params"]["Dense_2"], hidden).squeeze(-1), moments
 
 
 def check_moments(got, expected):

@@ -70,7 +70,7 @@ def test_droq_1_a_number_is_left_out_with_the_given_chance(file, tmp_path):
             rngs = {"dropout": jax.random.key(3)}
             return names["q_networks"].apply({"params": picked}, b["obs"], b["actions"], rngs=rngs)
 
-        return np.asarray(jax.vmap(value)(picks)[..., 0] > 0)
+        return np.asarray(jax.vmap(value)(picks) > 0)
 
     second = is_kept(params)
     one = np.stack([np.eye(256, dtype=np.float32)] * 2)
@@ -88,11 +88,10 @@ def test_droq_1_targets_and_values_have_numbers_left_out(file, tmp_path):
     agent, b = shaken(names), made_up(names)
 
     def q_values(params, key, obs, actions):
-        return names["q_networks"].apply(params, obs, actions, rngs={"dropout": key})[..., 0]
+        return names["q_networks"].apply(params, obs, actions, rngs={"dropout": key})
 
     def draw(obs, key):
-        actions, log_probs = names["sample"](*names["actor"].apply(agent["actor"], obs), key)
-        return actions, log_probs[:, 0]
+        return names["sample"](*names["actor"].apply(agent["actor"], obs), key)
 
     alpha = jnp.exp(agent["log_alpha"])
     next_actions, next_log_probs = draw(b["next_obs"], next_key)
@@ -117,7 +116,7 @@ def plain_values(params, obs, actions):
         x, norm = dense(params[f"Dense_{i}"], x), params[f"LayerNorm_{i}"]
         x = (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-6).sqrt()
         x = (x * norm["scale"].unsqueeze(1) + norm["bias"].unsqueeze(1)).relu()
-    return dense(params["Dense_2"], x)
+    return dense(params["Dense_2"], x).squeeze(-1)
 
 
 def test_droq_2_layers_are_normalized(file, tmp_path):

@@ -6,7 +6,6 @@ each file."""
 
 import functools
 import runpy
-import shutil
 from types import SimpleNamespace
 
 import gymnasium as gym
@@ -18,18 +17,11 @@ import torch
 
 import tests.gymnax_probes  # noqa: F401  registers them
 from cleanrl_utils import enjoy
-from tests.compiled_runs import FEW, advantages_of, begin, halfway, runs_of
 from tests.harness import FILES, about, only_run, read_checkpoint, same, scalars
 from tests.test_dqn_jax import compiled_quickly, leaves, tensors, train, without_speed
+from tests.test_ppo_jax import FEW, advantages_of, begin, halfway, orders_of, runs_of
 
-
-@pytest.fixture
-def file():
-    return FILES["ppo_rnn_jax"]
-
-
-# an iteration, written anew: environments and agent one step at a time, PyTorch's GRU, autograd and
-# Adam
+# an iteration once more: environments and agent step by step, PyTorch's GRU, autograd and Adam
 
 CELL = torch.nn.GRUCell(64, 128)
 
@@ -75,13 +67,12 @@ def follow(args, run):
     """The rollout of a run's next iteration, by gymnax's own step with the random numbers that the
     program draws, what the world is after it, and the order of environments in each epoch."""
     env, env_params = gymnax.make(args.env_id)
-    _, noise_key, step_key, reset_key, order_key = jax.random.split(run["key"], 5)
+    _, noise_key, env_key, order_key = jax.random.split(run["key"], 4)
     rows, size = (args.num_steps, args.num_envs), args.num_steps * args.num_envs
     noise = np.asarray(jax.random.gumbel(noise_key, (*rows, env.num_actions)))
-    step_keys = jax.random.split(step_key, rows)
-    fresh = jax.device_get(
-        jax.jit(jax.vmap(env.reset_env, (0, None)))(jax.random.split(reset_key, size), env_params)
-    )
+    step_keys, reset_keys = jax.random.split(env_key, (2, size))
+    step_keys = step_keys.reshape(*rows, -1)
+    fresh = jax.device_get(jax.jit(jax.vmap(env.reset_env, (0, None)))(reset_keys, env_params))
     step, is_cut = jax.jit(env.step_env), jax.jit(env.is_truncated)
     params, world, rollout = tensors(run["agent"]["params"]), run["world"], []
     for t in range(args.num_steps):
@@ -121,10 +112,7 @@ def follow(args, run):
             )
         world = jax.tree.map(lambda *x: np.stack(x), *new)
         rollout.append([np.stack(column) for column in zip(*row, strict=True)])
-    bits = np.asarray(jax.random.bits(order_key, (args.update_epochs, args.num_envs))).astype(
-        np.uint64
-    )
-    orders = np.argsort(bits >> (args.num_envs - 1).bit_length(), axis=1, kind="stable")
+    orders = orders_of(args, order_key, args.num_envs)
     return [np.stack(column) for column in zip(*rollout, strict=True)], world, orders
 
 
@@ -183,40 +171,10 @@ def learn(args, run, adam, params, rollout, orders):
     return metrics | {"charts/learning_rate": rate}, did
 
 
-WATCHED = (
-    "--env-id",
-    "GymnaxProbe/RandomEnds-v0",
-    "--num-envs",
-    6,
-    "--num-steps",
-    16,
-    "--num-minibatches",
-    2,
-)
-WATCHED = (
-    *WATCHED,
-    "--update-epochs",
-    3,
-    "--total-timesteps",
-    4 * 96,
-    "--learning-rate",
-    0.004,
-    "--gamma",
-    0.9,
-)
-WATCHED = (
-    *WATCHED,
-    "--gae-lambda",
-    0.7,
-    "--clip-coef",
-    0.05,
-    "--vf-coef",
-    0.7,
-    "--ent-coef",
-    0.3,
-    "--max-grad-norm",
-    0.4,
-)
+WATCHED = "--env-id GymnaxProbe/RandomEnds-v0 --num-envs 6 --num-steps 16 --num-minibatches 2"
+WATCHED += " --update-epochs 3 --total-timesteps 384 --learning-rate 0.004 --gamma 0.9"
+WATCHED += " --gae-lambda 0.7 --clip-coef 0.05 --vf-coef 0.7 --ent-coef 0.3 --max-grad-norm 0.3"
+WATCHED = WATCHED.split()
 
 
 @functools.cache
@@ -330,29 +288,26 @@ def test_core_3_to_12_and_lstm_4_to_5_an_iteration_is_that_of_a_slow_reference(
 def agent_of(file):
     """The file's agent, and weights for it."""
     agent = runpy.run_path(str(file))["Agent"](2)
-    init = jax.jit(
-        lambda: agent.init(
-            jax.random.key(1),
-            np.zeros((1, 1, 1), np.float32),
-            False,
-            np.zeros((1, 128), np.float32),
-        )
-    )
+    inputs = np.zeros((1, 1), np.float32), np.zeros((1, 128), np.float32)
+    init = jax.jit(lambda: agent.init(jax.random.key(1), *inputs, method="step"))
     return agent, compiled_quickly(lambda: jax.device_get(init()))
 
 
 def test_lstm_3_many_steps_at_once_are_one_by_one(file, tmp_path):
     agent, params = agent_of(file)
     rng = np.random.default_rng(1)
-    obs, state = (
-        rng.standard_normal((12, 4, 1)).astype(np.float32),
-        rng.standard_normal((4, 128)).astype(np.float32),
-    )
-    apply = lambda *inputs: compiled_quickly(lambda: jax.jit(agent.apply)(params, *inputs))  # noqa: E731
+    obs = rng.standard_normal((12, 4, 1)).astype(np.float32)
+    state = rng.standard_normal((4, 128)).astype(np.float32)
+    apply = jax.jit(agent.apply)
     for ends in (rng.random((12, 4)) < 0.3, np.zeros((12, 4), bool), np.ones((12, 4), bool)):
-        expected = unroll(tensors(params), obs, ends, state)
-        for got, wanted in zip(apply(obs, ends, state), expected, strict=True):
-            np.testing.assert_allclose(got, wanted.detach().numpy(), atol=1e-5)
+        *expected, _ = unroll(tensors(params), obs, ends, state)
+        got = compiled_quickly(lambda ends=ends: apply(params, obs, ends, state))
+        for x, wanted in zip(got, expected, strict=True):
+            np.testing.assert_allclose(x, wanted.detach().numpy(), atol=1e-5)
+    expected = unroll(tensors(params), obs[:1], np.zeros((1, 4), bool), state)
+    step = compiled_quickly(lambda: agent.apply(params, obs[0], state, method="step"))
+    for x, wanted in zip(step, expected, strict=True):
+        np.testing.assert_allclose(x, wanted.detach().numpy().reshape(x.shape), atol=1e-5)
 
 
 def test_lstm_3_nothing_leaks_across_an_end(file, tmp_path):
@@ -364,7 +319,7 @@ def test_lstm_3_nothing_leaks_across_an_end(file, tmp_path):
     episode = np.cumsum(is_last, 0) - is_last
     obs = np.random.default_rng(1).standard_normal((6, 3, 1)).astype(np.float32)
     zeros = np.zeros((3, 128), np.float32)
-    jacobian = jax.jit(jax.jacrev(lambda obs: agent.apply(params, obs, is_last, zeros)[:2]))
+    jacobian = jax.jit(jax.jacrev(lambda obs: agent.apply(params, obs, is_last, zeros)))
     log_probs, values = compiled_quickly(lambda: jax.device_get(jacobian(obs)))
     for t, e in np.ndindex(6, 3):
         depends = np.zeros((6, 3), dtype=bool)
@@ -377,20 +332,22 @@ def test_rnn_1_images_are_remembered_too(file, tmp_path):
     """The network for images is shared too, and of a size that fits; only shapes are computed
     here."""
     agent, obs = runpy.run_path(str(file))["Agent"](6), np.zeros((5, 3, 10, 10, 4), bool)
+    is_last, state = np.zeros((5, 3), bool), np.zeros((3, 128), np.float32)
 
     def shapes():
-        return agent.init_with_output(jax.random.key(1), obs, False, np.zeros((3, 128), np.float32))
+        params = agent.init(jax.random.key(1), obs[0], state, method="step")
+        return agent.apply(params, obs, is_last, state), params
 
-    (log_probs, value, after), params = jax.eval_shape(shapes)
-    assert (log_probs.shape, value.shape, after.shape) == ((5, 3, 6), (5, 3), (3, 128))
+    (log_probs, value), params = jax.eval_shape(shapes)
+    assert (log_probs.shape, value.shape) == ((5, 3, 6), (5, 3))
     assert {*params["params"]} == {"network", "gru", "actor", "critic"}
     assert params["params"]["gru"]["in"]["kernel"].shape == (128, 128)
-    assert params["params"]["network"]["Dense_1"]["kernel"].shape == (3 * 3 * 4, 16)
+    assert params["params"]["network"]["Dense_0"]["kernel"].shape == (3 * 3 * 4, 16)
 
 
 def test_loaded_policy_remembers_until_the_end(file, tmp_path):
     names, (_, states, _, _) = runpy.run_path(str(file)), watch(file)
-    params = jax.tree.map(np.array, states[-1]["agent"]["params"])
+    params = jax.tree.map(np.array, states[0]["agent"]["params"])
     params["params"]["actor"]["kernel"] *= 1e6  # so that samples are the most likely actions
     rng = np.random.default_rng(1)
     obs, is_last = rng.standard_normal((40, 4, 1)).astype(np.float32), rng.random((40, 4)) < 0.2
@@ -411,41 +368,27 @@ def test_loaded_policy_remembers_until_the_end(file, tmp_path):
 
 # known answers
 
-PROBE_FLAGS = (
-    "--num-envs",
-    16,
-    "--num-steps",
-    16,
-    "--learning-rate",
-    0.003,
-    "--ent-coef",
-    0,
-    "--no-clip-vloss",
-)
+PROBE_FLAGS = "--num-envs 16 --num-steps 16 --learning-rate 0.003 --ent-coef 0 --no-clip-vloss"
+PROBE_FLAGS = PROBE_FLAGS.split()
 
 
 def last_hundred(run):
     return np.mean([value for _, value in scalars(run)["charts/episodic_return"]][-100:])
 
 
-RECALL = (
-    "--env-id",
-    "tests.gymnax_probes:GymnaxProbe/Recall-v0",
-    *PROBE_FLAGS,
-    "--total-timesteps",
-    10_240,
-)
+RECALL = "--env-id tests.gymnax_probes:GymnaxProbe/Recall-v0 --total-timesteps 10240 --gamma 0.9"
+RECALL = (*RECALL.split(), *PROBE_FLAGS)
 
 
 def test_remembers_the_first_observation(file, tmp_path):
     """For five steps. Who does not gets 0 on average, whatever he does."""
-    train(file, tmp_path, *RECALL, "--gamma", 0.9)
+    train(file, tmp_path, *RECALL)
     assert last_hundred(only_run(tmp_path)) > 0.8
 
 
 @pytest.mark.slow
 def test_without_memory_it_is_not_learned(file, tmp_path):
-    train(FILES["ppo_jax"], tmp_path, *RECALL, "--gamma", 0.9)
+    train(FILES["ppo_jax"], tmp_path, *RECALL)
     assert abs(last_hundred(only_run(tmp_path))) < 0.3
 
 
@@ -453,13 +396,8 @@ def test_without_memory_it_is_not_learned(file, tmp_path):
 def test_rnn_2_a_cut_is_bootstrapped_by_one_who_remembers(file, tmp_path):
     """Without the memory, the last observation of a cut episode would be worth 0, and the first
     half as much."""
-    flags = (
-        "--env-id",
-        "tests.gymnax_probes:GymnaxProbe/RecallAcrossACut-v0",
-        *PROBE_FLAGS,
-        "--total-timesteps",
-        40_960,
-    )
+    flags = ("--env-id", "tests.gymnax_probes:GymnaxProbe/RecallAcrossACut-v0", *PROBE_FLAGS)
+    flags = (*flags, "--total-timesteps", 40_960)
     names = train(file, tmp_path, *flags, "--gamma", 0.5)
     params = tensors(jax.tree.map(lambda x: x[0], jax.device_get(names["runs"]["agent"]["params"])))
     obs = np.float32([[[1, 0], [-1, 0]], [[0, 1], [0, 1]]])
@@ -469,13 +407,8 @@ def test_rnn_2_a_cut_is_bootstrapped_by_one_who_remembers(file, tmp_path):
 
 @pytest.mark.slow
 def test_values_of_a_probe(file, tmp_path):
-    flags = (
-        "--env-id",
-        "tests.gymnax_probes:GymnaxProbe/Discounting-v0",
-        *PROBE_FLAGS,
-        "--total-timesteps",
-        20_480,
-    )
+    flags = ("--env-id", "tests.gymnax_probes:GymnaxProbe/Discounting-v0", *PROBE_FLAGS)
+    flags = (*flags, "--total-timesteps", 20_480)
     names = train(file, tmp_path, *flags, "--gamma", 0.5)
     params = tensors(jax.tree.map(lambda x: x[0], jax.device_get(names["runs"]["agent"]["params"])))
     _, values, _ = unroll(
@@ -499,22 +432,17 @@ def test_learns_a_memory_chain(file, tmp_path):
 
 @pytest.mark.slow
 def test_rnn_3_memories_go_on_after_an_interruption(file, tmp_path):
-    """The state is in the checkpoint: to go on with some runs, or one that was alone, changes not a
-    bit."""
+    """It is in the checkpoint: runs side by side and a run that was alone resume bit for bit."""
     flags = (*FEW, "--env-id", "MemoryChain-bsuite")
     for few in (("--num-seeds", 2), ()):
         whole, part = halfway(file, tmp_path / f"{len(few)}", *flags, *few)
         assert len(runs_of(whole)) == (2 if few else 1)
         for a, b in zip(runs_of(whole), runs_of(part), strict=True):
-            assert (
-                about(a)["args"]["seed"] == about(b)["args"]["seed"]
-                and read_checkpoint(b)["global_step"] == 4 * 64
-            )
-            assert np.abs(read_checkpoint(b)["world"]["state"]).max() > 0
-            shutil.copy(
-                next(a.glob("events*")), b
-            )  # the curves had gone on, which is to be forgotten
-        train(file, tmp_path, "--resume", *runs_of(part))
+            assert about(a)["args"]["seed"] == about(b)["args"]["seed"]
+            checkpoint = read_checkpoint(b)
+            assert checkpoint["global_step"] == 4 * 64
+            assert np.abs(checkpoint["world"]["state"]).max() > 0
+        train(file, tmp_path, "--resume", runs_of(part)[0])
         for a, b in zip(runs_of(whole), runs_of(part), strict=True):
             assert a.name == b.name and same(read_checkpoint(a), read_checkpoint(b))
             assert without_speed(a) == without_speed(b) and without_speed(b)

@@ -65,9 +65,9 @@ def test_sac_1_densities_of_squashed_actions(file, tmp_path, mean, log_std):
         with mock.patch("torch.randn_like", return_value=torch.tensor(drawn)):
             expected = their_sample(torch.tensor(means), torch.tensor(log_stds))
         np.testing.assert_allclose(actions, expected[0], atol=1e-6)
-        np.testing.assert_allclose(np.ravel(log_probs), expected[1].ravel(), atol=1e-4)
+        np.testing.assert_allclose(log_probs, expected[1], atol=1e-4)
         if columns == 1:
-            density = np.exp(log_probs[:, 0], dtype=np.float64)
+            density = np.exp(log_probs, dtype=np.float64)
             area = np.trapezoid(density, np.asarray(actions[:, 0], np.float64))
             assert np.abs(actions).max() <= 1 and area == pytest.approx(1, abs=3e-3)
 
@@ -161,8 +161,8 @@ def doubles(tree):
 
 
 def batch_of(b):
-    """Observations, actions, rewards, next observations and ends, all of two dimensions."""
-    return [torch.tensor(np.asarray(x, float).reshape(len(x), -1)) for x in b.values()]
+    """Observations, actions, rewards, next observations and ends."""
+    return [torch.tensor(np.asarray(x, float)) for x in b.values()]
 
 
 def dense(layer, x):
@@ -182,7 +182,7 @@ def squash(mean, log_std, key):
     noise = torch.tensor(np.asarray(jax.random.normal(key, mean.shape), float))
     unsquashed = mean + log_std.exp() * noise
     log_probs = normal.log_prob(unsquashed) - (1 - unsquashed.tanh().square()).log()
-    return unsquashed.tanh(), log_probs.sum(1, keepdim=True)
+    return unsquashed.tanh(), log_probs.sum(1)
 
 
 def entropy_losses(log_alpha, log_probs, values):

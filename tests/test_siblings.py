@@ -21,8 +21,6 @@ from cleanrl_utils import siblings
 from tests.harness import FILES, ROOT
 
 ORDER = ["docstring", "imports", "Args", "networks", "load_policy", "shared block", "main"]
-NOT_YET = {"ppo_rnn_jax"}  # still in the old form, without a shared block
-TWO_PARTS = [stem for stem in FILES if stem not in NOT_YET]
 ENTRIES = tomllib.loads((ROOT / "tests" / "siblings.toml").read_text())
 
 
@@ -105,21 +103,21 @@ def check_file(path):
     return complaints
 
 
-@pytest.mark.parametrize("stem", TWO_PARTS)
+@pytest.mark.parametrize("stem", FILES)
 def test_shared_block(stem):
     difference = siblings.block_difference(FILES[stem])
     assert not difference, "\n".join([*difference, "python -m cleanrl_utils.siblings --fix"])
 
 
-@pytest.mark.parametrize("stem", TWO_PARTS)
+@pytest.mark.parametrize("stem", FILES)
 def test_layout_and_style(stem):
     assert check_file(FILES[stem]) == []
 
 
 def test_a_flag_has_the_same_help_everywhere():
     helps = {}
-    for stem in TWO_PARTS:
-        for name, lines in siblings.named_parts(FILES[stem]).items():
+    for stem, path in FILES.items():
+        for name, lines in siblings.named_parts(path).items():
             if name.startswith("Args.") and "  # " in lines[0]:
                 text = lines[0].split("  # ", 1)[1]
                 helps.setdefault(name, {}).setdefault(text, []).append(stem)
@@ -134,7 +132,7 @@ def test_a_flag_has_the_same_help_everywhere():
 
 @pytest.mark.parametrize("family", siblings.FAMILIES)
 def test_family_differs_only_where_listed(family):
-    paths = [FILES[stem] for stem in siblings.FAMILIES[family] if stem in TWO_PARTS]
+    paths = [FILES[stem] for stem in siblings.FAMILIES[family]]
     found = {}
     for name, a, b, difference in siblings.family_differences(paths):
         found.setdefault(name, []).append("\n".join([f"{a.name} {b.name}", *difference]))

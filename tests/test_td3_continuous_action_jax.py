@@ -47,7 +47,7 @@ def test_td3_1_two_networks_are_computed_as_one(file, tmp_path):
         expected = names["QNetwork"]().apply(own, b["obs"], b["actions"])
         np.testing.assert_allclose(values[i], expected, atol=1e-6)
     kernels = [x for x in jax.tree.leaves(params) if x.ndim == 3]
-    assert values.shape == (2, 8, 1) and len(kernels) == 3
+    assert values.shape == (2, 8) and len(kernels) == 3
     assert all((x[0] != x[1]).mean() > 0.99 for x in kernels)
 
 

@@ -117,7 +117,7 @@ def test_tqc_3_each_quantile_is_pulled_by_its_share(file, tmp_path):
     _, losses = update_critic(names, agent, b, jax.random.key(1))
     obs, actions, rewards, *_ = batch_of(b)
     values = quantiles(doubles(agent["q_networks"]), obs, actions).detach().numpy()
-    errors, shares = rewards.numpy() - values, (np.arange(5) + 0.5) / 5
+    errors, shares = rewards.numpy()[:, None] - values, (np.arange(5) + 0.5) / 5
     hubers = np.where(np.abs(errors) <= 1, errors**2 / 2, np.abs(errors) - 0.5)
     assert (errors > 0).any() and (errors < 0).any()
     expected = (np.where(errors > 0, shares, 1 - shares) * hubers).mean()
@@ -131,7 +131,7 @@ def test_sac_5_the_actor_climbs_the_mean_of_all_quantiles(file, tmp_path):
     after, losses = update_actor(names, agent, obs, key)
     params, obs = doubles(agent["actor"]), torch.tensor(np.asarray(obs, float))
     actions, log_probs = squash(*policy(params["params"], obs), key)
-    values = quantiles(doubles(agent["q_networks"]), obs, actions).mean((0, 2)).unsqueeze(1)
+    values = quantiles(doubles(agent["q_networks"]), obs, actions).mean((0, 2))
     log_alpha = doubles(agent["log_alpha"])
     actor_loss, alpha_loss = entropy_losses(log_alpha, log_probs, values)
     assert losses["actor_loss"] == pytest.approx(actor_loss.item(), rel=1e-4)
