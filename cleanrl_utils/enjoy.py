@@ -25,6 +25,8 @@ import numpy as np
 import torch
 import tyro
 
+from cleanrl_utils import runs
+
 ALGORITHMS = Path(__file__).resolve().parent.parent / "cleanrl"
 CHECKPOINTS = (
     "checkpoint.msgpack",
@@ -61,14 +63,9 @@ class Args:
 
 def read_run(run_folder):
     """The file and flags named by run.json, which may be a stranger's: nothing of it is run."""
-    try:
-        about = json.loads((run_folder / "run.json").read_text())
-        return about.get("file") or about["args"]["exp_name"] + ".py", dict(about["args"])
-    except Exception as error:
-        problem = (
-            f"{run_folder} is not the folder of a run: run.json: {type(error).__name__}: {error}"
-        )
-        raise SystemExit(problem.splitlines()[0]) from None
+    with runs.explain(run_folder):
+        run = runs.read_run(run_folder)
+        return run["file"], run["args"]
 
 
 def find_checkpoint(run_folder):

@@ -27,7 +27,7 @@ import torch
 import tyro
 
 from cleanrl_utils import enjoy
-from cleanrl_utils.rlops.events import read_events
+from cleanrl_utils.events import read_events
 
 LIMIT = (
     2**28

@@ -7,13 +7,16 @@ Nothing is executed here. The run folder may be a stranger's: what it says is va
 before it is printed.
 """
 
-import json
 import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
+
+from cleanrl_utils import runs
+from cleanrl_utils.runs import printable, to_words
+from cleanrl_utils.runs import require as check
 
 ENVIRONMENT = ".venv-reproduce"
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,41 +27,11 @@ class Args:
     run_folder: tyro.conf.Positional[Path]  # folder of the run
 
 
-def check(holds, problem):
-    if not holds:
-        raise ValueError(problem)
-
-
-def printable(text, what):
-    """Text without control characters: no line ends, cursor movement or bidirectional marks."""
-    check(isinstance(text, str) and text.isprintable(), f"{what} is not plain text")
-    return text
-
-
-def to_words(name, value):
-    """A flag on a command line: bools as --x or --no-x, lists as several words, None left out."""
-    check(re.fullmatch(r"[a-z][a-z0-9_]*", name), f"{name[:40]!r} is not the name of a flag")
-    flag = name.replace("_", "-")
-    if value is None or name == "resume":  # the run is made again from its start
-        return []
-    if isinstance(value, bool):
-        return [f"--{flag}" if value else f"--no-{flag}"]
-    values = value if isinstance(value, list) else [value]
-    check(
-        all(isinstance(v, str | int | float) and not isinstance(v, bool) for v in values),
-        f"{name} is of no known type",
-    )
-    values = [printable(str(v), name) for v in values]
-    if len(values) == 1 and values[0].startswith("-"):  # or it would be read as a flag
-        return [f"--{flag}={values[0]}"]
-    return [f"--{flag}", *values]
-
-
 def commands(run_folder):
     """The lines to print: a shell script."""
-    about = json.loads((run_folder / "run.json").read_text())
-    args, commit, python = about["args"], about.get("commit", ""), about["python"]
-    file = about.get("file") or f"{args['exp_name']}.py"
+    about = runs.read_run(run_folder)
+    file, args = about["file"], about["args"]
+    commit, python = about.get("commit", ""), about["python"]
     check(re.fullmatch(r"\w[\w.-]*\.py", file, re.A), "file is not the name of an algorithm file")
     check(
         re.fullmatch(r"([0-9a-f]{40}([0-9a-f]{24})?)?", commit),
@@ -106,12 +79,8 @@ def commands(run_folder):
 
 def main():
     args = tyro.cli(Args)
-    try:
+    with runs.explain(args.run_folder):
         script = list(commands(args.run_folder))  # all of it, or nothing
-    except Exception as error:
-        problem = f"run.json: {type(error).__name__}: {error}"
-        problem = f"{args.run_folder} is not the folder of a run: {problem}"
-        raise SystemExit(problem.splitlines()[0]) from None
     print("\n".join(script))
 
 

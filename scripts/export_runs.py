@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT))  # so that this runs from any folder
-from cleanrl_utils.rlops.events import read_events  # noqa: E402
+from cleanrl_utils.events import read_events  # noqa: E402
 
 RESULTS = ROOT / "results"
 PACKAGES = (

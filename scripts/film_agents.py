@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT))  # so that this runs from any folder
 from cleanrl_utils.enjoy import evaluate, load_checkpoint, read_run  # noqa: E402
-from cleanrl_utils.reproduce import to_words  # noqa: E402
+from cleanrl_utils.runs import to_words  # noqa: E402
 
 VIDEOS = ROOT / "docs" / "rl-algorithms" / "videos"
 DATA = ROOT / "results" / "videos.json"

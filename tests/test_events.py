@@ -13,7 +13,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from torch.utils.tensorboard import SummaryWriter
 
-from cleanrl_utils.rlops.events import CACHE, checksums, parse, read_events
+from cleanrl_utils.events import CACHE, checksums, parse, read_events
 from tests.harness import PPO, only_run, scalars, train
 
 

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs
 
 import numpy as np
 
-from cleanrl_utils.rlops.events import read_events
+from cleanrl_utils.events import read_events
 from cleanrl_utils.rlops.report import plain
 
 NOT_SETTINGS = {

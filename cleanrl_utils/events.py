@@ -1,12 +1,28 @@
-"""Read the scalars of a run folder from its TensorBoard files, many times as fast as TensorBoard.
+"""Read the scalars of a run folder from its TensorBoard files, faster than TensorBoard does.
 
-    from cleanrl_utils.rlops.events import read_events
+    from cleanrl_utils.events import read_events
     scalars, problems = read_events("runs/<run>")
     scalars["charts/episodic_return"]  # an array with a row (step, value, seconds) for each
 
 What a resumed run had logged after its checkpoint is hidden, as in TensorBoard. The result is
 cached beside the run in events.cache.npz for as long as the event files stay the same. Damaged
 files are read as far as they are intact, and named in problems.
+
+A worked example: add_scalar("loss", 0.5, 300) at second 1e9 appends these 43 bytes to the file.
+
+    1b 00 00 00 00 00 00 00                          length of the content, 27 bytes
+    1a 0d 9e 13                                      checksum of the length
+    09  00 00 00 00 65 cd cd 41                      second 1e9, a double
+    10  ac 02                                        step 300, 7 bits a byte: 0x2c + (0x02 << 7)
+    2a 0d  0a 0b  0a 04 6c 6f 73 73  15 00 00 00 3f  a summary of one scalar: "loss", 0.5, a float
+    94 e7 b4 b0                                      checksum of the content
+
+A run logs the same few tags again and again, so that nearly all records differ only in second, step
+and value. read_records finds where each record starts and checks all checksums at once. decode
+takes the records of one length, parses the first with protobuf, finds the places of its numbers
+(find_layout), and reads them from all records that agree with it in every other byte, as one array
+each. The next record that is left is the first of another layout. parse puts the files of a folder
+together, and read_events adds the cache.
 """
 
 import json
@@ -20,17 +36,14 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
 CACHE, FORMAT = "events.cache.npz", 1
 LARGEST_SCALARS = 4096  # bytes; longer records are images and the like
-MOST_LAYOUTS = (
-    100  # of records of one length; where there are more, the others are parsed one by one
-)
+MOST_LAYOUTS = 100  # of records of one length; if there are more, the others are parsed one by one
+CASTAGNOLI = 0x82F63B78  # the polynomial of CRC-32C, bits reversed
 
 
 def make_crc_table():
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
-        table = (table >> 1) ^ (table & 1) * np.uint32(
-            0x82F63B78
-        )  # Castagnoli's polynomial, bits reversed
+        table = (table >> 1) ^ (table & 1) * np.uint32(CASTAGNOLI)
     return table
 
 
@@ -41,10 +54,9 @@ def checksums(data, starts, lengths):
     """TFRecord's masked CRC-32C of many pieces of data, byte by byte, but all pieces at once."""
     order = np.argsort(-lengths, kind="stable")
     starts, crc = starts[order], np.full(len(order), 0xFFFFFFFF, dtype=np.uint32)
-    reaching = np.searchsorted(
-        -lengths[order], -np.arange(lengths.max(initial=0)), side="left"
-    )  # pieces longer than i bytes
-    for i, n in enumerate(reaching):
+    positions = np.arange(lengths.max(initial=0))
+    num_longer = np.searchsorted(-lengths[order], -positions, side="left")  # than i bytes
+    for i, n in enumerate(num_longer):
         crc[:n] = CRC_TABLE[(crc[:n] ^ data[starts[:n] + i]) & 0xFF] ^ (crc[:n] >> 8)
     crc = ~crc
     masked = ((crc >> 15) | (crc << 17)) + np.uint32(0xA282EAD8)
@@ -57,8 +69,9 @@ def read_records(path):
     A record is its length (8 bytes), the length's checksum (4), content and its checksum (4).
     """
     content = path.read_bytes()
-    data, starts, lengths, position, problem = np.frombuffer(content, np.uint8), [], [], 0, None
+    data = np.frombuffer(content, np.uint8)
     read_length = struct.Struct("<Q").unpack_from
+    starts, lengths, position, problem = [], [], 0, None
     while position + 16 <= len(content):
         (length,) = read_length(content, position)
         if position + 16 + length > len(content):
@@ -67,10 +80,8 @@ def read_records(path):
         lengths.append(length)
         position += 16 + length
     if position < len(content):
-        problem = (
-            f"{path.name} breaks off in the middle of a record, "
-            f"at byte {position:,} of {len(content):,}"
-        )
+        at = f"at byte {position:,} of {len(content):,}"
+        problem = f"{path.name} breaks off in the middle of a record, {at}"
     starts, lengths = np.array(starts, dtype=np.int64), np.array(lengths, dtype=np.int64)
 
     def stored(positions):
@@ -101,14 +112,8 @@ def find_layout(record, event):
         return None
     places, position = [], 10 + step_bytes
     for value in event.summary.value:
-        tag = value.tag.encode()
-        written = (
-            b"\x0a"
-            + bytes([min(len(tag), 127)])
-            + tag
-            + b"\x15"
-            + struct.pack("<f", value.simple_value)
-        )
+        tag, number = value.tag.encode(), struct.pack("<f", value.simple_value)
+        written = b"\x0a" + bytes([min(len(tag), 127)]) + tag + b"\x15" + number
         position = record.find(written, position) + len(written)
         if position < len(written):  # it is not there
             return None
@@ -153,15 +158,13 @@ def decode(data, starts, lengths):
             alike = ~is_read & (rows[:, ~is_number] == rows[k, ~is_number]).all(1)
             alike &= ((rows[:, step_at] < 128) == (rows[k, step_at] < 128)).all(1)
             is_read |= alike
-            step = ((rows[alike, step_at].astype(np.int64) & 127) << 7 * np.arange(layout[0])).sum(
-                1
-            )
+            digits = rows[alike, step_at].astype(np.int64) & 127
+            step = (digits << 7 * np.arange(layout[0])).sum(1)
             wall_time = rows[alike, 1:9].copy().view("<f8")[:, 0]
             for tag, at in places:
                 value = rows[alike, at : at + 4].copy().view("<f4")[:, 0]
-                scalars.setdefault(tag, []).append(
-                    np.stack([numbers[alike], step, value, wall_time], axis=1)
-                )
+                columns = [numbers[alike], step, value, wall_time]
+                scalars.setdefault(tag, []).append(np.stack(columns, axis=1))
     return scalars, sorted(restarts), unreadable
 
 
@@ -173,23 +176,18 @@ def parse(paths):
             *records, problem = read_records(path)
             found, restarts, unreadable = decode(*records)
         except OSError as error:
-            found, restarts, unreadable, problem = (
-                {},
-                [],
-                0,
-                f"{path.name} cannot be read: {error.strerror}",
-            )
-        problems += [problem] if problem else []
-        problems += (
-            [f"{path.name} has {unreadable:,} records that are no events"] if unreadable else []
-        )
+            problems.append(f"{path.name} cannot be read: {error.strerror}")
+            continue
+        if problem:
+            problems.append(problem)
+        if unreadable:
+            problems.append(f"{path.name} has {unreadable:,} records that are no events")
         new = {tag: np.concatenate(rows) for tag, rows in found.items()}
         new = {tag: rows[np.argsort(rows[:, 0], kind="stable")] for tag, rows in new.items()}
         for number, step in restarts:  # what came before, at this step or later, is void
             scalars = {tag: rows[rows[:, 0] < step] for tag, rows in scalars.items()}
-            new = {
-                tag: rows[(rows[:, 0] > number) | (rows[:, 1] < step)] for tag, rows in new.items()
-            }
+            for tag, rows in new.items():
+                new[tag] = rows[(rows[:, 0] > number) | (rows[:, 1] < step)]
         elapsed = max((rows[-1, 2] for rows in scalars.values() if len(rows)), default=0.0)
         start = min((rows[0, 3] for rows in new.values() if len(rows)), default=0.0)
         for tag, rows in new.items():
@@ -203,9 +201,7 @@ def read_cache(path, stamps):
     try:
         if path.is_symlink() or not path.is_file():
             return None
-        with zipfile.ZipFile(
-            path
-        ) as parts:  # no bombs: what is stored is no larger than what it was read from allows
+        with zipfile.ZipFile(path) as parts:  # compressed parts could be a bomb
             if any(part.compress_type != zipfile.ZIP_STORED for part in parts.infolist()):
                 return None
         with np.load(path, allow_pickle=False) as cache:
@@ -213,20 +209,17 @@ def read_cache(path, stamps):
             if about["format"] != FORMAT or about["stamps"] != stamps:
                 return None
             scalars = {str(tag): cache[str(i)] for i, tag in enumerate(about["tags"])}
-        if not all(
-            rows.dtype == np.float64 and rows.ndim == 2 and rows.shape[1] == 3
-            for rows in scalars.values()
-        ):
-            return None
+        for rows in scalars.values():
+            if rows.dtype != np.float64 or rows.ndim != 2 or rows.shape[1] != 3:
+                return None
         return scalars, [str(problem) for problem in about["problems"]]
     except Exception:
         return None
 
 
 def write_cache(path, stamps, scalars, problems):
-    about = json.dumps(
-        {"format": FORMAT, "stamps": stamps, "tags": list(scalars), "problems": problems}
-    ).encode()
+    about = {"format": FORMAT, "stamps": stamps, "tags": list(scalars), "problems": problems}
+    about = json.dumps(about).encode()
     arrays = {str(i): rows for i, rows in enumerate(scalars.values())}
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     try:
