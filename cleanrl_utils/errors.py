@@ -1,0 +1,80 @@
+"""Errors of the tools as one line on stderr, and the command that installs what is missing.
+
+    with explain(f"read {path}"):
+        run = json.loads(path.read_text())
+
+prints `cannot read runs/x/run.json: Expecting value: line 1 column 1 (char 0)` and exits with 1.
+CLEANRL_TRACEBACK=1 shows the traceback instead.
+"""
+
+import os
+import re
+from contextlib import contextmanager
+from pathlib import Path
+
+JAX = "chex flax gymnax jax jaxlib optax six"
+EXTRAS = {  # extra of pyproject.toml: modules that it installs
+    "atari": "ale_py cv2",
+    "envpool": "envpool",
+    "procgen": "envpool",
+    "mujoco": "mujoco",
+    "dm_control": "dm_control shimmy",
+    "pettingzoo": "ale_py cv2 multi_agent_ale_py pettingzoo",
+    "jax": JAX,
+    "brax": f"{JAX} brax mujoco mujoco_playground",
+    "jaxtari": f"{JAX} jaxtari",
+    "optuna": "matplotlib optuna psycopg sqlalchemy",
+    "cluster": "boto3 botocore ray",
+    "hub": "huggingface_hub matplotlib safetensors",
+    "docs": "matplotlib mkdocs",
+}
+
+
+@contextmanager
+def explain(attempt):
+    """Report an error inside as one line, `cannot <attempt>: <reason>`."""
+    try:
+        yield
+    except Exception as error:
+        if os.environ.get("CLEANRL_TRACEBACK"):
+            raise
+        raise SystemExit(f"cannot {attempt}: {one_line(error)}") from None
+
+
+def one_line(error):
+    """The message of an error, on one line."""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return missing(error.name)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    message = shorten(str(error))
+    says_little = isinstance(error, LookupError | AssertionError | ImportError) or not message
+    return f"{type(error).__name__}: {message}".removesuffix(": ") if says_little else message
+
+
+def shorten(text, length=400):
+    """Text on one line. Where it is too long, the middle is left out: the value is at an end."""
+    text = " ".join(text.split())
+    return text if len(text) <= length else f"{text[: length - 105]} ... {text[-100:]}"
+
+
+def missing(module, file=None):
+    """One line on a module that cannot be imported, by an algorithm file if that is known."""
+    name = module.partition(".")[0]
+    return f"{name} is not installed: {install_command(name, file)}"
+
+
+def install_command(module, file=None):
+    """The command that installs a module: the tested version, and all that the file needs."""
+    candidates = [extra for extra, modules in EXTRAS.items() if module in modules.split()]
+    imported, stem = set(), ""
+    if file is not None and Path(file).is_file():
+        text = Path(file).read_text(errors="replace")
+        imported = set(re.findall(r"^\s*(?:import|from) (\w+)", text, re.M))
+        stem = Path(file).stem
+
+    def fit(extra):
+        return len(imported & set(EXTRAS[extra].split())), extra in stem
+
+    extra = f"-{max(candidates, key=fit)}" if candidates else ""
+    return f"pip install -r requirements/requirements{extra}.txt"
