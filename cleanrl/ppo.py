@@ -133,14 +133,15 @@ def sample(log_probs):
     return (log_probs - exponential_noise.log()).argmax(-1)  # -log of it is Gumbel noise
 
 
-def load_policy(checkpoint, envs):
-    """The trained policy for evaluation: a function from observations to actions."""
+def load_policy(checkpoint, envs, deterministic=False):
+    """The trained policy for evaluation: samples its actions, or takes the most likely ones."""
     agent = Agent(envs).eval()
     agent.load_state_dict(checkpoint["agent"])
 
     @torch.no_grad()
     def policy(obs, is_last):
-        actions = sample(agent.policy(torch.from_numpy(obs).float()))
+        log_probs = agent.policy(torch.from_numpy(obs).float())
+        actions = log_probs.argmax(-1) if deterministic else sample(log_probs)
         return actions.numpy() + envs.single_action_space.start
 
     return policy

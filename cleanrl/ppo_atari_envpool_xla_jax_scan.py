@@ -208,18 +208,18 @@ class Agent(nn.Module):
         return nn.log_softmax(logits), values
 
 
-def load_policy(checkpoint, envs):
-    """The trained policy for evaluation: a function from observations to actions."""
+def load_policy(checkpoint, envs, deterministic=False):
+    """The trained policy for evaluation: samples its actions, or takes the most likely ones."""
     agent = Agent(int(envs.single_action_space.n))
     keys = map(jax.random.key, itertools.count())
 
     @jax.jit
-    def sample(key, obs):
+    def act(key, obs):
         log_probs, _ = agent.apply(checkpoint["agent"]["params"], obs)
-        return jax.random.categorical(key, log_probs)
+        return log_probs.argmax(-1) if deterministic else jax.random.categorical(key, log_probs)
 
     def policy(obs, is_last):
-        return np.asarray(sample(next(keys), obs)) + envs.single_action_space.start
+        return np.asarray(act(next(keys), obs)) + envs.single_action_space.start
 
     return policy
 

@@ -202,8 +202,8 @@ def sample(log_probs):
     return (log_probs - exponential_noise.log()).argmax(-1)  # -log of it is Gumbel noise
 
 
-def load_policy(checkpoint, envs):
-    """The trained policy for evaluation: a function from observations to actions."""
+def load_policy(checkpoint, envs, deterministic=False):
+    """The trained policy for evaluation: samples its actions, or takes the most likely ones."""
     agent = Agent(envs).eval()
     agent.load_state_dict(checkpoint["agent"])
     state = None
@@ -212,7 +212,8 @@ def load_policy(checkpoint, envs):
     def policy(obs, is_last):
         nonlocal state
         log_probs, _, state = agent(torch.from_numpy(obs[None]), is_last[None], state)
-        return sample(log_probs[0]).numpy() + envs.single_action_space.start
+        actions = log_probs[0].argmax(-1) if deterministic else sample(log_probs[0])
+        return actions.numpy() + envs.single_action_space.start
 
     return policy
 

@@ -367,15 +367,15 @@ def log_prob(mean, log_std, actions):
     return log_densities.reshape(len(mean), -1).sum(1)
 
 
-def load_policy(checkpoint, envs):
-    """The trained policy for evaluation: a function from observations to actions."""
+def load_policy(checkpoint, envs, deterministic=False):
+    """The trained policy for evaluation: samples its actions, or takes the most likely ones."""
     agent = Agent(envs).to(envs.device).eval()
     agent.load_state_dict(checkpoint["agent"])
 
     @torch.no_grad()
     def policy(obs, is_last):
         mean = agent.policy(agent.normalize(obs))
-        return sample(mean, agent.log_std)
+        return mean if deterministic else sample(mean, agent.log_std)
 
     return policy
 

@@ -324,8 +324,8 @@ def log_prob(mean, log_std, actions):
     return log_densities.sum(-1)
 
 
-def load_policy(checkpoint, envs):
-    """The trained policy for evaluation: a function from observations to actions."""
+def load_policy(checkpoint, envs, deterministic=False):
+    """The trained policy for evaluation: samples its actions, or takes the most likely ones."""
     agent = Agent(envs.single_action_space.shape[0])
     learned = checkpoint["agent"]
     keys = map(jax.random.key, itertools.count())
@@ -334,7 +334,8 @@ def load_policy(checkpoint, envs):
     def act(key, obs):
         normalized = normalize(learned["obs_moments"], obs)
         mean, log_std = agent.apply(learned["params"], normalized, method="policy")
-        return sample(mean, log_std, jax.random.normal(key, mean.shape))
+        noise = jax.random.normal(key, mean.shape)
+        return mean if deterministic else sample(mean, log_std, noise)
 
     def policy(obs, is_last):
         return np.asarray(act(next(keys), obs))

@@ -182,8 +182,8 @@ def log_prob(mean, log_std, actions):
     return log_densities.reshape(len(mean), -1).sum(1)
 
 
-def load_policy(checkpoint, envs):
-    """The trained policy for evaluation: a function from observations to actions."""
+def load_policy(checkpoint, envs, deterministic=False):
+    """The trained policy for evaluation: samples its actions, or takes the most likely ones."""
     agent = Agent(envs).eval()
     agent.load_state_dict(checkpoint["agent"])
     state = None
@@ -193,8 +193,9 @@ def load_policy(checkpoint, envs):
         nonlocal state
         sequence = torch.from_numpy(agent.normalize(obs)[None])
         mean, _, state = agent(sequence, is_last[None], state)
+        actions = mean[0] if deterministic else sample(mean[0], agent.log_std)
         space = envs.single_action_space
-        return sample(mean[0], agent.log_std).numpy().clip(space.low, space.high)
+        return actions.numpy().clip(space.low, space.high)
 
     return policy
 

@@ -179,14 +179,16 @@ def log_prob(log_probs, actions):
     )
 
 
-def load_policy(checkpoint, envs):
-    """The trained policy for evaluation: a function from observations to actions."""
+def load_policy(checkpoint, envs, deterministic=False):
+    """The trained policy for evaluation: samples its actions, or takes the most likely ones."""
     agent = Agent(envs).eval()
     agent.load_state_dict(checkpoint["agent"])
 
     @torch.no_grad()
     def policy(obs, is_last):
-        actions = sample(agent.policy(torch.from_numpy(obs)))  # the masks are in obs
+        log_probs = agent.policy(torch.from_numpy(obs))  # the masks are in obs
+        most_likely = torch.stack([part.argmax(-1) for part in log_probs], -1)
+        actions = most_likely if deterministic else sample(log_probs)
         return actions.numpy() + envs.single_action_space.start.flatten()
 
     return policy

@@ -263,15 +263,16 @@ class CUDAGraph:
         return self.results  # the next call overwrites them
 
 
-def load_policy(checkpoint, envs):
-    """The trained policy for evaluation: a function from observations to actions."""
+def load_policy(checkpoint, envs, deterministic=False):
+    """The trained policy for evaluation: samples its actions, or takes the most likely ones."""
     agent = Agent(envs).eval()
     agent.load_state_dict(checkpoint["agent"])
 
     @torch.no_grad()
     def policy(obs, is_last):
         log_probs, _ = agent(torch.from_numpy(obs))
-        return sample(log_probs).numpy() + envs.single_action_space.start
+        actions = log_probs.argmax(-1) if deterministic else sample(log_probs)
+        return actions.numpy() + envs.single_action_space.start
 
     return policy
 

@@ -261,21 +261,22 @@ class Agent(nn.Module):
         return nn.log_softmax(self.actor(hidden)), self.critic(hidden).squeeze(-1)
 
 
-def load_policy(checkpoint, envs):
-    """The trained policy for evaluation: a function from observations to actions."""
+def load_policy(checkpoint, envs, deterministic=False):
+    """The trained policy for evaluation: samples its actions, or takes the most likely ones."""
     agent = Agent(int(envs.single_action_space.n))
     keys = map(jax.random.key, itertools.count())
     state = jnp.zeros((envs.num_envs, agent.state_size))  # [lstm 2]
 
     @jax.jit
-    def sample(key, obs, is_last, state):
+    def act(key, obs, is_last, state):
         params = checkpoint["agent"]["params"]
         log_probs, _, state = agent.apply(params, obs.astype(jnp.float32), state, method="step")
-        return jax.random.categorical(key, log_probs), state * ~is_last[:, None]
+        actions = log_probs.argmax(-1) if deterministic else jax.random.categorical(key, log_probs)
+        return actions, state * ~is_last[:, None]
 
     def policy(obs, is_last):
         nonlocal state
-        actions, state = sample(next(keys), obs, is_last, state)
+        actions, state = act(next(keys), obs, is_last, state)
         return np.asarray(actions) + envs.single_action_space.start
 
     return policy

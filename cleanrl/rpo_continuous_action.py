@@ -175,16 +175,17 @@ def log_prob(mean, log_std, actions):
     return log_densities.reshape(len(mean), -1).sum(1)
 
 
-def load_policy(checkpoint, envs):
-    """The trained policy for evaluation: a function from observations to actions."""
+def load_policy(checkpoint, envs, deterministic=False):
+    """The trained policy for evaluation: samples its actions, or takes the most likely ones."""
     agent = Agent(envs).eval()
     agent.load_state_dict(checkpoint["agent"])
 
     @torch.no_grad()
     def policy(obs, is_last):
         mean = agent.policy(torch.from_numpy(agent.normalize(obs)))
+        actions = mean if deterministic else sample(mean, agent.log_std)
         space = envs.single_action_space
-        return sample(mean, agent.log_std).numpy().clip(space.low, space.high)
+        return actions.numpy().clip(space.low, space.high)
 
     return policy
 

@@ -273,14 +273,15 @@ def count_due(every, global_step, num_envs):
     return global_step // every - (global_step - num_envs) // every
 
 
-def load_policy(checkpoint, envs):
-    """The trained policy for evaluation: a function from observations to actions."""
+def load_policy(checkpoint, envs, deterministic=False):
+    """The trained policy for evaluation: samples its actions, or takes the most likely ones."""
     actor = CNN(envs).eval()
     actor.load_state_dict(checkpoint["actor"])
 
     @torch.no_grad()
     def policy(obs, is_last):
-        actions = sample(actor(torch.from_numpy(obs)))
+        logits = actor(torch.from_numpy(obs))
+        actions = logits.argmax(-1) if deterministic else sample(logits)
         return actions.numpy() + envs.single_action_space.start
 
     return policy

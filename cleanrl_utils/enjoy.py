@@ -11,6 +11,7 @@ Prints the returns and their mean, and writes them to eval.json in the run folde
 as eval/episodic_return.
 """
 
+import inspect
 import json
 import math
 import os
@@ -51,6 +52,7 @@ class Args:
     episodes: int = 10  # episodes to play
     seed: int = 1000  # seed of the environments and of the sampled actions
     epsilon: float = 0.0  # chance of a random action, if it was trained that way; in papers 0.05
+    deterministic: bool = False  # take the most likely action where the policy samples
     video: bool = False  # record every episode into the run's folder videos/
     grid: bool = False  # instead, one video of several checkpoints: the run's snapshots, or yours
     snapshots: bool = False  # instead, during training, keep each checkpoint's policy in snapshots/
@@ -123,7 +125,14 @@ def learned(checkpoint):
 
 
 def make_agent(
-    run_folder, checkpoint, render_mode=None, file=None, env_id=None, epsilon=0.0, seed=0
+    run_folder,
+    checkpoint,
+    render_mode=None,
+    file=None,
+    env_id=None,
+    epsilon=0.0,
+    seed=0,
+    deterministic=False,
 ):
     """One environment of the run's kind and the policy that plays in it."""
     file_name, run_args = read_run(run_folder)
@@ -139,13 +148,17 @@ def make_agent(
             f"if you trust it, add --env-id {run_args['env_id']}"
         )
     algorithm = runpy.run_path(str(file))
+    load_policy = algorithm["load_policy"]
+    samples = "deterministic" in inspect.signature(load_policy).parameters
     if epsilon and not hasattr(algorithm["Args"], "end_e"):
         raise SystemExit(
             f"--epsilon is for agents that explored that way, which those of {file.name} did not"
         )
     try:
         envs = algorithm["make_envs"](algorithm["Args"](**run_args), 1, render_mode)
-        policy = algorithm["load_policy"](checkpoint, envs)
+        policy = load_policy(
+            checkpoint, envs, **{"deterministic": True} if deterministic and samples else {}
+        )
         can_render = "rgb_array" in envs.metadata.get("render_modes", ())
         assert render_mode is None or can_render, "the environment does not render rgb_array"
     except Exception as error:
@@ -414,6 +427,7 @@ def main():
     found = [locate(word) for word in args.run]
     run_folder, path = found[0]
     choices = dict(file=args.file, env_id=args.env_id, epsilon=args.epsilon)
+    choices["deterministic"] = args.deterministic
     if args.snapshots:
         if missing := [folder for folder, _ in found if not folder.is_dir()]:
             raise SystemExit(f"there is no folder {missing[0]}")

@@ -102,6 +102,8 @@ def test_enjoy_works_on_every_file(file, tmp_path, monkeypatch):
             )
             assert enjoy.evaluate(run, travelled, 20)["returns"] == evaluation["returns"]
         if samples:
+            best = enjoy.evaluate(run, checkpoint, 20, deterministic=True)["returns"]
+            assert len(set(best)) == 1, "the most likely action, always"
             break
         if "_action_jax" in file.stem:  # an actor that has not learned yet does nothing
             checkpoint["agent"]["actor"]["params"]["Dense_2"]["bias"] = np.ones(1, np.float32)
