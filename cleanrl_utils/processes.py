@@ -80,19 +80,12 @@ def visible_gpus():
 
 def flag_words(flags):
     """Flags as words of a command line: --x or --no-x for bools, nothing for None."""
+    from cleanrl_utils.runs import to_words  # a watcher does without NumPy
+
     words = []
     for name, value in flags.items():
-        flag = f"--{name.lstrip('-').replace('_', '-')}"
-        if value is None:
-            continue
-        if isinstance(value, bool):
-            words.append(flag if value else flag.replace("--", "--no-", 1))
-        elif isinstance(value, list | tuple):
-            words += [flag, *map(str, value)]
-        elif str(value).startswith("-") and not isinstance(value, int | float):
-            words.append(f"{flag}={value}")  # or it would be read as the next flag
-        else:
-            words += [flag, str(value)]
+        value = list(value) if isinstance(value, tuple) else value
+        words += to_words(name.lstrip("-").replace("-", "_"), value)
     return words
 
 

@@ -65,7 +65,7 @@ def test_reason_names_the_extra_of_the_file():
 def test_flags_to_words():
     flags = {"norm_adv": False, "anneal-lr": True, "--x": -1.5, "name": "-a", "none": None}
     words = processes.flag_words(flags | {"sizes": [1, 2]})
-    assert words == "--no-norm-adv --anneal-lr --x -1.5 --name=-a --sizes 1 2".split()
+    assert words == "--no-norm-adv --anneal-lr --x=-1.5 --name=-a --sizes 1 2".split()
 
 
 def test_who_sets_threads_and_gpus_has_them(monkeypatch):
