@@ -369,6 +369,14 @@ def test_refusal_as_the_shell_sees_it(file, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@files(*BLOCKS)
+def test_flags_take_true_and_false_as_in_v1(file, tmp_path):
+    words = ("--cuda", "False", "--no-track", "--capture-video", "False", "--exp-name", "True")
+    train(file, tmp_path, *small(file, "--total-timesteps", iteration(file), *words))
+    flags = about(only_run(tmp_path))["args"]
+    assert (flags["cuda"], flags["track"], flags["exp_name"]) == (False, False, "True")
+
+
 @files("ppo")
 def test_a_variable_shows_the_traceback(file, tmp_path, monkeypatch):
     monkeypatch.setenv("CLEANRL_TRACEBACK", "1")
@@ -1034,6 +1042,37 @@ def test_nan_from_an_environment_ends_the_run(file, tmp_path, monkeypatch, what)
     bad = "nan" if what == "reward" else "inf"
     assert re.fullmatch(rf"{what} of {env_id} at step 2\d: {bad}", end.value.code), end.value.code
     assert step_of(only_run(tmp_path)) == 24
+
+
+@files("ppo")
+def test_an_exception_of_the_environment_keeps_its_traceback(file, tmp_path):
+    """Below it: which environment, at which step, and how to resume."""
+    (tmp_path / "my_envs.py").write_text(
+        "import gymnasium as gym\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n\n\n"
+        "class Leaky(CartPoleEnv):\n"
+        "    steps = 0\n\n"
+        "    def step(self, action):\n"
+        "        Leaky.steps += 1\n"
+        "        if Leaky.steps == 25:\n"
+        "            raise RuntimeError('out of water')\n"
+        "        return super().step(action)\n\n\n"
+        "gym.register('Leaky-v0', Leaky)\n"
+    )
+    flags = "--env-id my_envs:Leaky-v0 --num-envs 1 --num-steps 8 --num-minibatches 1"
+    done = subprocess.run(
+        [sys.executable, file, *flags.split(), "--checkpoint-interval", "1"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    (run,) = (tmp_path / "runs").iterdir()
+    lines = done.stderr.splitlines()
+    assert "RuntimeError: out of water" in lines and "Traceback" in done.stderr
+    resume = f"continue with --resume {run.relative_to(tmp_path)}"
+    said = rf"my_envs:Leaky-v0 failed at step 2\d, {resume}"  # resets are steps, too
+    assert re.fullmatch(said, lines[-1])
+    assert step_of(run) == 24
 
 
 @files("ppo", "dqn", "td3_continuous_action", "dqn_jax")
