@@ -18,12 +18,14 @@ import numpy as np
 import pytest
 import tyro
 from moviepy import ImageSequenceClip
+from PIL import Image
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from torch.utils.tensorboard import SummaryWriter
 
 from cleanrl_utils.rlops.compare import Args, main
+from cleanrl_utils.rlops.report import escape_latex, summary
 from tests.browser import Browser, needs_chromium
 from tests.harness import PPO, ROOT
 
@@ -43,6 +45,9 @@ def make_run(
     name=None,
     until=TOTAL,
     start=1e9,
+    metric="charts/episodic_return",
+    first=10,
+    steps_per_second=1000,
     **flags,
 ):
     """A run as ppo.py leaves it, with episodes of these returns, evenly spread over the steps."""
@@ -69,12 +74,16 @@ def make_run(
         Event(wall_time=start, step=1, session_log=SessionLog(status=SessionLog.START))
     )
     scalars = [(step, "charts/SPS", 1000) for step in range(500, until + 1, 500)]
-    steps = np.linspace(until, 10, len(returns)).astype(int)[::-1]
-    scalars += zip(steps, ["charts/episodic_return"] * len(returns), returns, strict=True)
+    steps = np.linspace(until, first, len(returns)).astype(int)[::-1]
+    scalars += zip(steps, [metric] * len(returns), returns, strict=True)
     for step, tag, value in sorted(scalars, key=lambda x: x[0]):
         value = Summary.Value(tag=tag, simple_value=float(value))
         writer.add_event(
-            Event(wall_time=start + step / 1000, step=int(step), summary=Summary(value=[value]))
+            Event(
+                wall_time=start + step / steps_per_second,
+                step=int(step),
+                summary=Summary(value=[value]),
+            )
         )
     writer.close()
     return run
@@ -137,9 +146,9 @@ def test_a_worse_side_is_told_apart_and_the_same_is_not(two_sides):
     done = rlops(two_sides, "--exp-name", "ppo", "--tags", "v1", "v2", "v3")
     assert (done.returncode, done.stderr) == (0, "")
     table = (two_sides / "compare.md").read_text()
-    assert "| CartPole-v1 | ppo v1 | 5 | 102.00 ± 1.41 |  |  |" in table
+    assert "| CartPole-v1 | ppo v1 | 5 | 102.00 ± 1.58 |  |  |" in table
     assert (
-        "| CartPole-v1 | ppo v2 | 5 | 52.00 ± 1.41 | -50.00 [-52.31, -47.69] | worse than ppo v1, "
+        "| CartPole-v1 | ppo v2 | 5 | 52.00 ± 1.58 | -50.00 [-52.31, -47.69] | worse than ppo v1, "
         "outside the noise |" in table
     )
     assert (
@@ -161,14 +170,14 @@ def test_a_worse_side_is_told_apart_and_the_same_is_not(two_sides):
     assert (row["environment"], row["side"], row["seeds"]) == ("CartPole-v1", "ppo v2", "5")
     assert [
         float(row[name]) for name in ("mean", "std", "difference", "low", "high")
-    ] == pytest.approx([52, 2**0.5, -50, -52.306, -47.694], abs=1e-3)
+    ] == pytest.approx([52, 2.5**0.5, -50, -52.306, -47.694], abs=1e-3)
     assert row["in_words"] == "worse than ppo v1, outside the noise"
     rows = read_csv(two_sides / "compare-runs.csv")
     assert [(row["side"], row["seed"], row["counts"]) for row in rows[:2]] == [
         ("ppo v1", "1", "yes"),
         ("ppo v1", "2", "yes"),
     ]
-    assert float(rows[0]["final_return"]) == pytest.approx(100) and len(rows) == 15
+    assert float(rows[0]["final"]) == pytest.approx(100) and len(rows) == 15
 
 
 def test_the_known_command_and_the_later_form_say_the_same(two_sides):
@@ -182,9 +191,12 @@ def test_the_known_command_and_the_later_form_say_the_same(two_sides):
         two_sides, "--filters", "ppo?tag=v1", "ppo?tag=v2", "--output-filename", "later.png"
     )
     assert known.returncode == later.returncode == 0, known.stderr + later.stderr
-    assert (two_sides / "known.md").read_text() == (two_sides / "later.md").read_text()
+    assert "note: no side has a run on Acrobot-v1\n" in known.stderr
+    known_md, later_md = ((two_sides / f"{name}.md").read_text() for name in ("known", "later"))
+    assert known_md == f"{later_md}\n- no side has a run on Acrobot-v1\n"
     assert known.stdout.endswith(
-        "written: known.png, known.md, known.csv, known-runs.csv, known.html\n"
+        "written: known.png, known.md, known.tex, known.csv, known-runs.csv, known-curves.csv, "
+        "known.html\n"
     )
     assert (two_sides / "known.html").stat().st_size > 20_000
 
@@ -196,8 +208,7 @@ def test_filters_take_flags_captions_and_common_parts(tmp_path):
     done = rlops(tmp_path, "--filters", "?ceik=env_id&cen=exp_name&metric=charts/SPS", *sides)
     assert done.returncode == 0, done.stderr
     rows = {
-        (row["side"], row["seed"]): row["final_return"]
-        for row in read_csv(tmp_path / "compare-runs.csv")
+        (row["side"], row["seed"]): row["final"] for row in read_csv(tmp_path / "compare-runs.csv")
     }
     assert set(rows) == {
         ("on", "1"),
@@ -228,6 +239,9 @@ def test_every_run_that_does_not_count_is_named(two_sides):
     make_run(runs, 10, [102] * 40, tags=["v1"], name="few")
     (make_run(runs, 11, [1], tags=["v1"], name="unreadable") / "run.json").write_text("{")
     (runs / "no-run").mkdir()
+    (runs / "no-run" / "events.out.tfevents.1").touch()
+    (runs / "benchmark").mkdir()
+    (runs / "benchmark" / "journal.jsonl").touch()
     done = rlops(two_sides, "--exp-name", "ppo", "--tags", "v1", "v2", "--report")
     notes = done.stderr
     assert (
@@ -247,7 +261,7 @@ def test_every_run_that_does_not_count_is_named(two_sides):
     )  # but it got to the end: it counts
     assert "note: ppo v1: few: has only 40 episodes\n" in notes
     assert "note: unreadable was not read: run.json: Expecting property name" in notes
-    assert "note: no-run was not read: it has no run.json\n" in notes
+    assert "note: no-run was not read: it has no run.json\n" in notes and "benchmark" not in notes
     page, table = (two_sides / "compare.html").read_text(), (two_sides / "compare.md").read_text()
     for name in (
         "short",
@@ -267,6 +281,183 @@ def test_every_run_that_does_not_count_is_named(two_sides):
     done = rlops(two_sides, "--exp-name", "ppo", "--tags", "v1", "v2", "--count-short")
     assert "short: counts, though it got to step 9,000 of 20,000" in done.stderr
     assert "| ppo v1 | 8 |" in (two_sides / "compare.md").read_text()
+
+
+def test_runs_of_different_settings_are_compared_apart_and_named(tmp_path):
+    """Three runs that differ in three flags; and two commands of one file, with the same seeds."""
+    runs = tmp_path / "runs"
+    for seed, steps, flags in (
+        (1, 5000, {}),
+        (2, 20_000, {"learning_rate": 2.5e-3}),
+        (3, 10_000, {"num_envs": 8}),
+    ):
+        make_run(runs, seed, curve(100), until=steps, total_timesteps=steps, **flags)
+    done = rlops(tmp_path, "--exp-name", "ppo")
+    rows = {row["side"]: row["seeds"] for row in read_csv(tmp_path / "compare.csv")}
+    assert rows == {f"ppo total_timesteps={steps}": "1" for steps in (5000, 20_000, 10_000)}
+    assert (
+        "note: ppo: its runs differ in total_timesteps (5000, 20000, 10000), learning_rate "
+        "(0.00025, 0.0025), num_envs (none, 8): they are compared apart\n" in done.stderr
+    )
+    shutil.rmtree(runs)
+    for norm_adv in (True, False):
+        for seed in (1, 2, 3):
+            start = 1e9 + seed + 10 * norm_adv
+            make_run(runs, seed, curve(100 + norm_adv), norm_adv=norm_adv, start=start)
+    rlops(tmp_path)
+    rows = {row["side"]: row["seeds"] for row in read_csv(tmp_path / "compare.csv")}
+    assert rows == {"ppo norm_adv=False": "3", "ppo norm_adv=True": "3"}
+    done = rlops(tmp_path, "--ignore-settings", "norm_adv")
+    assert [row["seeds"] for row in read_csv(tmp_path / "compare.csv")] == ["3"]
+    assert done.stderr.count("is an earlier run of the same seed") == 3
+
+
+def test_runs_of_several_versions_of_the_code_are_named(tmp_path):
+    for seed in (1, 2):
+        run = make_run(tmp_path / "runs", seed, curve(100))
+        about = json.loads((run / "run.json").read_text())
+        (run / "run.json").write_text(json.dumps(about | {"commit": f"{seed}" * 40}))
+    done = rlops(tmp_path)
+    assert done.stderr == f"note: ppo: its runs differ in commit: {'1' * 12}, {'2' * 12}\n"
+
+
+def test_runs_of_different_lengths_are_compared_at_the_common_step(tmp_path):
+    for seed in (1, 2, 3):
+        rise = np.arange(400) + seed
+        make_run(tmp_path / "runs", seed, rise[:100], tags=["v1"], until=5000, total_timesteps=5000)
+        make_run(tmp_path / "runs", seed, rise, tags=["v2"], start=2e9)
+    done = rlops(tmp_path, "--exp-name", "ppo", "--tags", "v1", "v2")
+    rows = {row["side"]: row for row in read_csv(tmp_path / "compare.csv")}
+    assert float(rows["ppo v1"]["mean"]) == pytest.approx(51.5)
+    assert float(rows["ppo v2"]["mean"]) == pytest.approx(51.5)
+    assert "= 0.00 [-2.27, 2.27]: the same as ppo v1" in done.stdout
+    said = "counts up to step 5,000 of its 20,000, which all runs reached"
+    assert done.stderr.count(said) == 3
+
+
+def test_a_lower_loss_is_better_and_has_its_name(tmp_path):
+    for tag, final in (("v1", 4.0), ("v2", 1.0)):
+        for seed in (1, 2, 3):
+            losses = curve(0) / 100 + final + seed / 100
+            flags = dict(tags=[tag], start=1e9 + seed + final, metric="losses/value_loss")
+            make_run(tmp_path / "runs", seed, losses, **flags)
+    sides = "--exp-name ppo --tags v1 v2 --metric".split()
+    done = rlops(tmp_path, *sides, "losses/value_loss", "--report")
+    assert "ppo v2 - ppo v1 = -3.00" in done.stdout and "worse" not in done.stdout
+    assert "Scores are 0 for the most and 1 for the least" in done.stdout
+    score = {
+        side: float(re.search(rf"^ppo {side} +(\S+) ", done.stdout, re.M)[1])
+        for side in ("v1", "v2")
+    }
+    assert score["v2"] > 0.98 and score["v1"] < 0.05
+    table, page = ((tmp_path / f"compare.{kind}").read_text() for kind in ("md", "html"))
+    assert "| final value loss |" in table and "<h2>Final value loss</h2>" in page
+    done = rlops(tmp_path, *sides, "charts/SPS")
+    assert "ppo v2 - ppo v1 = 0.00" in done.stdout
+    make_run(tmp_path / "more", 1, curve(1), metric="charts/episodic_length")
+    words = "--runs more --metric charts/episodic_length".split()
+    done = rlops(tmp_path, *words)
+    said = "charts/episodic_length: say with --direction which is better, higher or lower\n"
+    assert done.stderr == said
+    assert rlops(tmp_path, *words, "--direction", "lower").returncode == 0
+
+
+def test_differences_that_were_not_compared_are_not_counted(tmp_path):
+    for i in range(12):
+        finals = {"v1": [10, 12], "v2": [10, 12]} if i < 2 else {"v1": [10], "v2": [12]}
+        make_sides(tmp_path / "runs", finals, env_id=f"Env{i}-v0")
+    done = rlops(tmp_path, "--exp-name", "ppo", "--tags", "v1", "v2")
+    assert done.stdout.count("a single seed shows no noise") == 11
+    assert "by chance alone" not in done.stdout
+    for i in range(2, 12):
+        make_sides(tmp_path / "runs", {"v1": [0, 10, 14], "v2": [0, 12, 16]}, env_id=f"Env{i}-v0")
+    done = rlops(tmp_path, "--exp-name", "ppo", "--tags", "v1", "v2")
+    said = "of 13 differences, about 1 would be outside the noise by chance alone"
+    assert said in done.stdout
+
+
+def test_the_curve_over_all_environments_needs_no_common_time(tmp_path):
+    for env_id, speed in (("A-v0", 1e6), ("B-v0", 1)):  # A is over before B's first episode
+        flags = dict(env_id=env_id, first=600, steps_per_second=speed)
+        for tag in ("v1", "v2"):
+            make_run(tmp_path / "runs", 1, curve(9), tags=[tag], name=env_id + tag, **flags)
+    done = rlops(tmp_path, "--exp-name", "ppo", "--tags", "v1", "v2", "--report")
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "compare.html").read_text()
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page)[1])
+    titles = {chart["title"]: list(chart["axes"]) for chart in data["charts"]}
+    assert titles["2 environments: interquartile mean score"] == ["steps"]
+    assert titles["A-v0"] == ["steps", "time"]
+
+
+def test_published_data_is_a_side(tmp_path):
+    make_sides(tmp_path / "runs", {"mine": [100, 102, 104]})
+    done = rlops(tmp_path, "--filters", "ppo?cl=mine", "results:ppo", "--env-ids", "CartPole-v1")
+    assert done.returncode == 0, done.stderr
+    rows = read_csv(tmp_path / "compare-runs.csv")
+    assert [(row["side"], row["run"]) for row in rows[3:]] == [
+        ("results:ppo", f"CartPole-v1__{seed}") for seed in (1, 2, 3)
+    ]
+    for row in rows[3:]:  # at the common step, from the data itself
+        data = np.loadtxt(ROOT / "results/ppo" / f"{row['run']}.csv", delimiter=",", skiprows=1)
+        expected = data[data[:, 0] <= TOTAL][-100:, 1].mean()
+        assert float(row["final"]) == pytest.approx(expected, rel=1e-5)
+    assert "counts up to step 20,000 of its 500,000" in done.stderr
+    alone = rlops(tmp_path, "--filters", "results:ppo?seed=1", "--env-ids", "Acrobot-v1")
+    assert alone.returncode == 0 and "results:ppo seed=1" in alone.stdout
+
+
+def test_values_are_compared_as_numbers(tmp_path):
+    make_sides(tmp_path / "runs", {"a": [10, 12]}, learning_rate=0.0025)
+    make_sides(tmp_path / "runs", {"a": [20, 22]}, learning_rate=0.1)
+    done = rlops(tmp_path, "--filters", "ppo?learning_rate=2.5e-3", "ppo?learning-rate=1e-1")
+    assert done.returncode == 0, done.stderr
+    assert [row["mean"] for row in read_csv(tmp_path / "compare.csv")] == ["11", "21"]
+
+
+def test_other_files_are_written_into_a_new_folder(two_sides):
+    words = ["--exp-name", "ppo", "--tags", "v1", "v2", "--output-filename"]
+    done = rlops(two_sides, *words, "new/folder/plot.png", "--smoothing-window", 1)
+    assert done.returncode == 0, done.stderr
+    rlops(two_sides, *words, "plain.png", "--no-table")
+    folder = two_sides / "new" / "folder"
+    latex = (folder / "plot.tex").read_text()
+    cells = r"CartPole-v1 & 102.00 $\pm$ 1.58 & 52.00 $\pm$ 1.58 \\"
+    assert cells in latex and "environment & ppo v1 & ppo v2" in latex
+    assert latex.count("sample standard deviation over seeds") == 1
+    assert (folder / "plot.csv").read_text() == (two_sides / "plain.csv").read_text()
+    rough, smooth = read_csv(folder / "plot-curves.csv"), read_csv(two_sides / "plain-curves.csv")
+    last = {(row["side"], row["axis"]): row for row in smooth}
+    assert float(last["ppo v1", "steps"]["x"]) == TOTAL and len(last) == 4
+    assert float(last["ppo v1", "steps"]["mean"]) == pytest.approx(102)
+    assert float(last["ppo v1", "time"]["std"]) == pytest.approx(2.5**0.5, abs=1e-3)
+    jumps = [
+        np.std(np.diff([float(row["mean"]) for row in rows[50:190]])) for rows in (rough, smooth)
+    ]
+    assert jumps[0] > 5 * jumps[1]
+    with Image.open(folder / "plot.png") as tall, Image.open(two_sides / "plain.png") as flat:
+        assert tall.height > flat.height
+
+
+def test_latex_of_any_name_is_text():
+    hard = "a_b & 100% {x} $1 #2 ~^\\"
+    assert escape_latex(hard) == (
+        r"a\_b \& 100\% \{x\} \$1 \#2 \textasciitilde{}\textasciicircum{}\textbackslash{}"
+    )
+
+
+def test_summary_of_run_folders_is_a_table_by_environment_and_settings(tmp_path):
+    make_sides(tmp_path / "runs", {"x": [10, 12]}, norm_adv=True)
+    make_sides(tmp_path / "runs", {"x": [30]}, norm_adv=False)
+    make_run(tmp_path / "runs", 3, curve(9), env_id="Acrobot-v1", until=900)
+    lines = summary((tmp_path / "runs").iterdir()).splitlines()
+    assert sorted(re.sub(" +", " ", line) for line in lines[1:4]) == [
+        "Acrobot-v1 ppo norm_adv=True 0 none",
+        "CartPole-v1 ppo norm_adv=False 1 30.00",
+        "CartPole-v1 ppo norm_adv=True 2 11.00 ± 1.41",
+    ]
+    assert lines[0].split()[:3] == ["environment", "experiment", "seeds"] and len(lines) == 5
+    assert "got to step 900 of 20,000" in lines[4] and lines[4].endswith("left out")
 
 
 def test_a_single_seed_is_no_proof(tmp_path):
@@ -345,12 +536,33 @@ def test_atari_is_measured_by_random_play_and_humans(tmp_path):
         ),
         (
             "--filters ppo?ceik=gym_id",
-            "ppo?ceik=gym_id: environments are told by env_id and experiments by exp_name, no "
-            "others",
+            "no run of ppo in runs with the flag gym_id",
         ),
         ("--runs nowhere", "there is no folder nowhere"),
-        ("--env-ids Nope-v1", "no run in runs"),
-        ("--output-filename nowhere/x.png", "cannot write nowhere/x.png: it must be"),
+        (
+            "--env-ids Nope-v1",
+            "no run of ppo on Nope-v1 in runs: there is CartPole-v1",
+        ),
+        (
+            "--filters ppo?tag=v1 --env-ids Nope-v1",
+            "no run of ppo v1 on Nope-v1 in runs: there is CartPole-v1",
+        ),
+        (
+            "--filters ppo?lr=1",
+            "ppo lr=1: its runs have no flag lr: learning_rate?",
+        ),
+        (
+            "--filters ppo?learning_rate=1&tag=v1",
+            "no run of ppo v1 learning_rate=1 in runs: learning_rate is 0.00025",
+        ),
+        ("--filters results:nope", "there is no results/nope: there is c51, "),
+        ("--metric charts/episodic_retrun", "no run of ppo has charts/episodic_retrun: there is "),
+        ("--metric charts/SPS --direction up", "--direction must be higher or lower, not up"),
+        ("--smoothing-window 0", "--smoothing-window must be at least 1"),
+        (
+            "--filters ppo?tag=v1 --filters ppo?tag=v2 --env-ids A B --env-ids C",
+            "each --env-ids must name as many environments as the first",
+        ),
         ("--output-filename x.docx", "cannot write x.docx: it must be"),
         ("--metric-last-n-average-window 0", "--metric-last-n-average-window must be at least 1"),
     ],
@@ -378,7 +590,7 @@ def test_without_matplotlib_it_says_what_to_install():
     hide += "None if name == 'matplotlib' else find(name, *rest); "
     hide += "sys.argv = ['rlops']; runpy.run_module('cleanrl_utils.rlops', run_name='__main__')"
     done = subprocess.run([sys.executable, "-c", hide], cwd=ROOT, capture_output=True, text=True)
-    said = "rlops draws with matplotlib: install the extra docs, as in pip install 'cleanrl[docs]'"
+    said = "rlops needs matplotlib: pip install -r requirements/requirements-docs.txt"
     assert done.stderr == f"{said}\n"
 
 
@@ -421,13 +633,12 @@ class WandbServer(BaseHTTPRequestHandler):
             self.server.asked.append(
                 (variables["entity"], variables["project"], json.loads(variables["filters"]))
             )
-            tag = [
-                part["tags"] for part in json.loads(variables["filters"])["$and"] if "tags" in part
-            ]
+            conditions = json.loads(variables["filters"])["$and"]
             edges = [
                 {"cursor": name, "node": node}
                 for name, (node, _) in runs.items()
-                if node["tags"] == tag
+                if node["projectId"] == variables["project"]
+                and all(fits(node, *next(iter(part.items()))) for part in conditions)
             ]
             page = {"endCursor": None, "hasNextPage": False}
             listed = {
@@ -459,8 +670,19 @@ class WandbServer(BaseHTTPRequestHandler):
         pass
 
 
-def make_wandb_run(tag, seed, final, state="finished"):
-    flags = {"exp_name": "ppo", "env_id": "CartPole-v1", "seed": seed, "total_timesteps": TOTAL}
+def fits(node, key, wanted):
+    """Whether a run meets one condition of a filter, as W&B's server understands it."""
+    if key == "tags":
+        return wanted in node["tags"]
+    value = json.loads(node["config"]).get(key.split(".")[1], {}).get("value")
+    return value in wanted["$in"] if isinstance(wanted, dict) else value == wanted
+
+
+def make_wandb_run(tag, seed, final, state="finished", project="cleanrl", flags=None):
+    foreign = flags is not None
+    metric = "rollout/ep_rew_mean" if foreign else "charts/episodic_return"
+    flags = flags or {"exp_name": "ppo", "env_id": "CartPole-v1", "total_timesteps": TOTAL}
+    flags = flags | {"seed": seed}
     name, summary = (
         f"{tag}{seed}",
         {"global_step": TOTAL if state == "finished" else 9000, "_timestamp": 1e9},
@@ -469,7 +691,7 @@ def make_wandb_run(tag, seed, final, state="finished"):
     node |= {
         "id": name,
         "internalId": name,
-        "projectId": "1",
+        "projectId": project,
         "tags": [tag],
         "name": name,
         "displayName": f"run {name}",
@@ -492,10 +714,17 @@ def make_wandb_run(tag, seed, final, state="finished"):
     steps = np.linspace(10, summary["global_step"], 300).astype(int).tolist()
     rows = zip(steps, curve(final).tolist(), strict=True)
     history = [
-        {"_step": i, "global_step": s, "charts/episodic_return": r, "_runtime": s / 1000}
+        {"_step": i, "global_step": s, metric: r, "_runtime": s / 1000}
         for i, (s, r) in enumerate(rows)
     ]
     return name, (node, history)
+
+
+FOREIGN = [
+    *("--filters", "?we=us&wpn=cleanrl", "ppo?tag=v1&seed=0&seed=1", "--filters"),
+    *("?we=them&wpn=sb3&ceik=env&cen=algo&metric=rollout/ep_rew_mean", "a2c?cl=A2C"),
+    *"--env-ids CartPole-v1 --env-ids CartPole-v0".split(),
+]
 
 
 def test_weights_and_biases_through_its_own_client(tmp_path):
@@ -506,6 +735,8 @@ def test_weights_and_biases_through_its_own_client(tmp_path):
         dict(make_wandb_run(tag, i, x) for tag in finals for i, x in enumerate(finals[tag])),
     )
     server.runs |= dict([make_wandb_run("v2", 9, 400, state="crashed")])
+    foreign = dict(project="sb3", flags={"algo": "a2c", "env": "CartPole-v0"})
+    server.runs |= dict(make_wandb_run("v3", i, 80 + 2 * i, **foreign) for i in range(3))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     here = {"WANDB_BASE_URL": f"http://127.0.0.1:{server.server_port}", "WANDB_API_KEY": "0" * 40}
     words = "--exp-name ppo --tags v1 v2 --wandb-project-name cleanrl --wandb-entity us"
@@ -513,7 +744,7 @@ def test_weights_and_biases_through_its_own_client(tmp_path):
     try:
         whole = start(tmp_path, *words, "--scan-history", **here)
         rows = read_csv(tmp_path / "compare-runs.csv")
-        sampled = start(tmp_path, *words, "--output-filename", "sampled.png", **here)
+        sampled = start(tmp_path, *FOREIGN, "--output-filename", "sampled.png", **here)
     finally:
         server.shutdown()
         server.server_close()
@@ -529,8 +760,14 @@ def test_weights_and_biases_through_its_own_client(tmp_path):
         and "worse than ppo v1, outside the noise" in whole.stdout
     )
     assert "note: ppo v2: run v29 is crashed, at step 9,000 of 20,000: left out" in whole.stderr
-    assert [row["episodes"] for row in rows] == ["300"] * 7 and rows[0]["final_return"] == "100"
-    assert {row["episodes"] for row in read_csv(tmp_path / "sampled-runs.csv")} == {"30"}
+    assert [row["episodes"] for row in rows] == ["300"] * 7 and rows[0]["final"] == "100"
+    sampled_rows = read_csv(tmp_path / "sampled-runs.csv")
+    assert {row["episodes"] for row in sampled_rows} == {"30"}
+    assert [row["side"] for row in sampled_rows] == ["ppo v1 seed=0,1"] * 2 + ["A2C"] * 3
+    assert {row["environment"] for row in sampled_rows} == {"CartPole-v1"}
+    assert server.asked[-1][:2] == ("them", "sb3") and "CartPole-v1: A2C - ppo v1" in sampled.stdout
+    assert "note: A2C: the metric is rollout/ep_rew_mean\n" in sampled.stderr
+    assert "run v30: CartPole-v0 stands beside CartPole-v1\n" in sampled.stderr
     links = [
         attrs["href"]
         for tag, attrs in Tags((tmp_path / "compare.html").read_text()).found
@@ -714,6 +951,9 @@ def page_of_two_sides(tmp_path_factory):
     video.parent.mkdir()
     frames = [np.full((64, 64, 3), 25 * i, dtype=np.uint8) for i in range(10)]
     ImageSequenceClip(frames, fps=10).write_videofile(str(video), logger=None)
+    (folder / "runs" / "Acrobot-v1__ppo__9__1000000000" / "videos").mkdir()
+    short = folder / "runs" / "Acrobot-v1__ppo__9__1000000000" / "videos" / "of-a-short-run.mp4"
+    shutil.copy(video, short)  # the newest, of a run that does not count
     done = rlops(folder, "--exp-name", "ppo", "--tags", "v1", "v2", "--report")
     assert done.returncode == 0, done.stderr
     return folder / "compare.html"
@@ -776,6 +1016,8 @@ def test_page_is_drawn_and_answers(page_of_two_sides):
         assert page.evaluate("document.querySelector('.tip').innerText").startswith("301.5\n")
 
         page.wait_for("document.querySelector('video').readyState >= 1")
+        assert page.evaluate("document.querySelectorAll('video').length") == 1
+        assert "of-a-short-run" not in page.evaluate("document.body.innerText")
         assert page.evaluate("document.querySelector('video').videoWidth") == 64
         links = page.evaluate(
             "[...document.querySelectorAll('a')].map(a => a.getAttribute('href'))"

@@ -1,89 +1,170 @@
 """The comparison that rlops makes: it reads the runs and writes tables, plot and page."""
 
 import importlib.util
-import os
 import sys
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
-from cleanrl_utils.rlops import report
-from cleanrl_utils.rlops.page import write_page
-from cleanrl_utils.rlops.plots import plot
-from cleanrl_utils.rlops.runs import collect, leave_out_repeats
+import tyro
+
+from cleanrl_utils.rlops import report, sides
+from cleanrl_utils.rlops.analysis import compare
+from cleanrl_utils.runs import plain
+
+HIGHER = "return reward rew score success accuracy win elo sps".split()
+LOWER = "loss error regret cost".split()
 
 
 @dataclass
 class Args:
     exp_name: str | None = None  # runs of this name; with --tags, those of each tag are a side
     tags: tuple[str, ...] = ()  # the sides: runs that have this tag (WANDB_TAGS sets them)
-    filters: tuple[str, ...] = ()  # the sides as name?tag=...&cl=CAPTION; other keys are flags
-    env_ids: tuple[str, ...] = ()  # environments to look at (all if not given)
+    filters: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = ()
+    """the sides as name?tag=...&cl=CAPTION, where other keys are flags; results:NAME is the
+    published data of results/NAME; ?we=...&wpn=... before them takes those that follow from W&B"""
+    env_ids: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = ()
+    """environments to look at (all if not given); where several --filters call them by different
+    names, once for each, in the same order"""
     runs: tuple[Path, ...] = (Path("runs"),)  # folders of runs
     wandb_project_name: str | None = None  # read this project of Weights & Biases instead
     wandb_entity: str | None = None  # its team
     scan_history: bool = False  # every episode from Weights & Biases, not a sample of 500
+    ignore_settings: tuple[str, ...] = ()  # flags in which the runs of one side may differ
     metric: str = "charts/episodic_return"  # what is compared
+    direction: str | None = (
+        None  # higher or lower: which is better, where the metric's name is open
+    )
     metric_last_n_average_window: int = 100  # episodes at the end of a run that it counts with
+    smoothing_window: int = 100  # episodes in the running means of the curves
     count_short: bool = False  # let runs count that did not get to their last step
-    output_filename: Path = Path("compare.png")  # the plot; tables and page are written beside it
+    output_filename: Path = Path("compare.png")  # the plot; the other files are written beside it
+    table: bool = True  # the table of final values below the plot
     report: bool = False  # also write a web page
 
 
-def main(args):
-    if args.metric_last_n_average_window < 1:
-        raise SystemExit("--metric-last-n-average-window must be at least 1")
-    output = (
-        args.output_filename
-        if args.output_filename.suffix
-        else args.output_filename.with_suffix(".png")
-    )
-    if (
-        output.suffix not in (".png", ".pdf", ".svg")
-        or output.is_dir()
-        or not os.access(output.absolute().parent, os.W_OK)
-    ):
-        raise SystemExit(
-            f"cannot write {output}: "
-            "it must be a .png, .pdf or .svg in a folder that can be written to"
-        )
-    if importlib.util.find_spec("matplotlib") is None:
-        raise SystemExit(
-            "rlops draws with matplotlib: install the extra docs, as in pip install 'cleanrl[docs]'"
-        )
+def find_output(path):
+    """The plot's path, in a folder that is there."""
+    path = path if path.suffix else path.with_suffix(".png")
+    if path.suffix not in (".png", ".pdf", ".svg"):
+        raise SystemExit(f"cannot write {path}: it must be a .png, .pdf or .svg")
+    return path
 
-    sides, problems = collect(args)
-    for runs in sides.values():
+
+def find_direction(args, metrics):
+    """Whether less is better, from --direction or the names of the metrics."""
+    if args.direction not in (None, "higher", "lower"):
+        raise SystemExit(f"--direction must be higher or lower, not {args.direction}")
+    if args.direction:
+        return args.direction == "lower"
+    found = set()
+    for metric in metrics:
+        parts = metric.lower().replace("/", "_").split("_")
+        known = [word for word in parts if word in HIGHER + LOWER]
+        if not known:
+            better = "say with --direction which is better, higher or lower"
+            raise SystemExit(f"{plain(metric)}: {better}")
+        found.add(known[-1] in LOWER)
+    if len(found) > 1:
+        raise SystemExit("of some metrics more is better, of others less: they are not compared")
+    return found.pop()
+
+
+def in_words(metric):
+    """charts/episodic_return is called return, losses/value_loss value loss."""
+    name = metric.rpartition("/")[2].replace("_", " ")
+    return plain(name.removeprefix("episodic ") or metric)
+
+
+def check_metrics(asked, chosen):
+    """Some run must have each metric; else say what there is."""
+    for side in asked:
+        runs = chosen[side.label]
+        if any(len(run.rows) for run in runs):
+            continue
+        there = sorted({name for run in runs for name in run.metrics if "/" in name})
+        if there and side.metric not in there:
+            close = get_close_matches(side.metric, there, 3) or there
+            hint = ", ".join(map(plain, close))
+            raise SystemExit(f"no run of {side.label} has {plain(side.metric)}: there is {hint}")
+
+
+def prepare(chosen, args):
+    """{label: runs} where each side has one setting and each seed counts once, and notes."""
+    prepared, notes = {}, []
+    for label, runs in chosen.items():
         for run in runs:
             if run.is_short and args.count_short:
                 run.notes.append(f"counts, though it {run.state}")
                 run.state = ""
-            if 0 < len(run.rows) < args.metric_last_n_average_window:
-                run.notes.append(f"has only {len(run.rows)} episodes")
-        leave_out_repeats(runs)
-    told = report.compare(sides, args.metric_last_n_average_window)
-    notes, differences = report.list_notes(sides, problems), report.list_differences(sides)
+        parts, told = sides.split(label, runs, args.ignore_settings)
+        notes += told
+        for part, of_part in parts.items():
+            sides.leave_out_repeats(of_part)
+            notes += sides.note_versions(part, of_part)
+            if part in prepared:
+                raise SystemExit(f"two sides are called {part}: tell them apart with cl=")
+            prepared[part] = of_part
+    return prepared, notes
 
-    written = [
-        output,
-        *map(output.with_suffix, (".md", ".csv")),
-        output.with_name(f"{output.stem}-runs.csv"),
-    ]
-    written += [output.with_suffix(".html")] if args.report else []
+
+def write(args, output, comparison, notes, differences):
+    """All files of the comparison; returns their paths."""
+    from cleanrl_utils.rlops.page import write_page
+    from cleanrl_utils.rlops.plots import plot
+
+    def beside(ending):
+        return output.with_name(output.stem + ending)
+
+    files = [output, *map(beside, (".md", ".tex", ".csv", "-runs.csv", "-curves.csv"))]
     try:
-        plot(told, written[0])
-        report.write_markdown(written[1], told, notes, differences)
-        report.write_csv(written[2], told)
-        report.write_runs(written[3], sides, told["window"])
+        output.parent.mkdir(parents=True, exist_ok=True)
+        plot(comparison, output, args.table)
+        report.write_markdown(files[1], comparison, notes, differences)
+        report.write_latex(files[2], comparison)
+        report.write_csv(files[3], comparison)
+        report.write_runs(files[4], comparison)
+        report.write_curves(files[5], comparison)
         if args.report:
-            write_page(written[4], told, sides, notes, differences)
+            files.append(beside(".html"))
+            write_page(files[-1], comparison, notes, differences)
     except OSError as error:
         raise SystemExit(f"cannot write {error.filename or output}: {error.strerror}") from None
+    return files
 
-    header, lines = report.table(told)
-    said = report.align(header[:-1], [line[:-1] for line in lines])  # the words follow
-    said += ["", report.scale_words(told)]
-    said += report.align(*report.overall_table(told)) if told["overall"] else []
-    print("\n".join([*said, "", *report.sentences(told)]))
+
+def main(args):
+    for name in ("metric_last_n_average_window", "smoothing_window"):
+        if getattr(args, name) < 1:
+            raise SystemExit(f"--{name.replace('_', '-')} must be at least 1")
+    output = find_output(args.output_filename)
+    missing = [
+        name for name in ("matplotlib", "jinja2", "scipy") if not importlib.util.find_spec(name)
+    ]
+    if missing:
+        install = "pip install -r requirements/requirements-docs.txt"
+        raise SystemExit(f"rlops needs {', '.join(missing)}: {install}")
+
+    asked, chosen, problems = sides.collect(args)
+    check_metrics(asked, chosen)
+    metrics = list(dict.fromkeys(side.metric for side in asked))
+    lower_is_better = find_direction(args, metrics)
+    prepared, notes = prepare(chosen, args)
+    comparison = compare(
+        prepared,
+        in_words(metrics[0]),
+        args.metric_last_n_average_window,
+        args.smoothing_window,
+        lower_is_better,
+    )
+    missing = [name for group in args.env_ids[:1] for name in group if name not in comparison.until]
+    notes += [f"no side has a run on {plain(name)}" for name in missing]
+    if len(metrics) > 1:
+        notes += [f"{side.label}: the metric is {plain(side.metric)}" for side in asked]
+    notes += report.list_notes(prepared, problems)
+    differences = report.list_differences(prepared)
+    files = write(args, output, comparison, notes, differences)
+    print(report.as_text(comparison))
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
-    print(f"\nwritten: {', '.join(map(str, written))}")
+    print(f"\nwritten: {', '.join(map(str, files))}")

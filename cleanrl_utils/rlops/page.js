@@ -34,11 +34,11 @@ function addChart(chart) {
   let place = null // of the cursor on the grid
 
   function draw() {
-    const view = chart.axes[axis] || chart.axes.score, width = svg.clientWidth || 380
+    const view = chart.axes[axis] || Object.values(chart.axes)[0], width = svg.clientWidth || 380
     svg.replaceChildren()
     svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`)
     const values = []
-    view.sides.forEach((side, i) => shown[i] && values.push(...side.low, ...side.high, ...(seeds ? side.runs.flatMap(run => run.values) : [])))
+    view.sides.forEach((side, i) => shown[i] && values.push(...side.mean, ...side.low, ...side.high, ...(seeds ? side.runs.flatMap(run => run.values) : [])))
     const known = values.filter(v => v !== null)
     let low = Math.min(...known), high = Math.max(...known)
     if (!known.length) [low, high] = [0, 1]
@@ -83,7 +83,8 @@ function addChart(chart) {
       const line = document.createElement("div"), dot = document.createElement("span"), v = side.mean[place]
       dot.className = "dot"
       dot.style.background = `var(--side-${i % 7})`
-      const spread = v === null ? "no value" : `${shorten(v)} (${shorten(side.low[place])} to ${shorten(side.high[place])})`
+      const range = side.low[place] === null ? "" : ` (${shorten(side.low[place])} to ${shorten(side.high[place])})`
+      const spread = v === null ? "no value" : shorten(v) + range
       line.append(dot, `${data.sides[i]}: ${spread}`)
       tip.append(line)
     })
@@ -92,7 +93,7 @@ function addChart(chart) {
     tip.style.right = right ? "auto" : `${width - x(at(place)) + 10}px`
   }
   const move = event => {
-    const view = chart.axes[axis] || chart.axes.score, box = svg.getBoundingClientRect(), count = view.sides[0].mean.length
+    const view = chart.axes[axis] || Object.values(chart.axes)[0], box = svg.getBoundingClientRect(), count = view.sides[0].mean.length
     const share = (event.clientX - box.left - LEFT) / (box.width - LEFT - RIGHT)
     place = Math.round(Math.min(Math.max(share, 0), 1) * (count - 1))
     draw()

@@ -118,51 +118,45 @@ def probability_of_improvement(scores, others):
 
 def profile(scores, thresholds):
     """Share of the runs above each of the thresholds, which come first in the shape."""
-    return np.mean(
-        [(runs > thresholds.reshape(-1, *[1] * runs.ndim)).mean(-1) for runs in scores], axis=0
-    )
+    above = [runs > thresholds.reshape(-1, *[1] * runs.ndim) for runs in scores]
+    return np.mean([runs.mean(-1) for runs in above], axis=0)
 
 
 def resample(scores, count, rng):
     """The runs of each environment (the last axis), resampled with replacement count times."""
-    return [
-        runs[..., rng.integers(runs.shape[-1], size=(count, runs.shape[-1]))] for runs in scores
-    ]
+    sizes = [runs.shape[-1] for runs in scores]
+    chosen = [rng.integers(size, size=(count, size)) for size in sizes]
+    return [runs[..., of_env] for runs, of_env in zip(scores, chosen, strict=True)]
 
 
 def interval(statistic, *sides, count=RESAMPLES, seed=1):
     """The statistic of one or two sides, and the ends of its 95% stratified-bootstrap interval."""
     rng = np.random.default_rng(seed)
-    low, high = np.percentile(
-        statistic(*(resample(side, count, rng) for side in sides)), [2.5, 97.5], axis=-1
-    )
+    values = statistic(*(resample(side, count, rng) for side in sides))
+    low, high = np.percentile(values, [2.5, 97.5], axis=-1)
     return statistic(*sides), low, high
 
 
 def t_quantile(probability, df):
-    """Student's t = tan(angle) * sqrt(df), with cos(angle) ** (df - 1) as the angle's density."""
-    angles = np.linspace(-np.pi / 2, np.pi / 2, 20_001)
-    density = np.cos(angles[:-1] + np.diff(angles) / 2) ** (df - 1)
-    cumulative = np.concatenate([[0], density.cumsum()]) / density.sum()
-    return float(np.tan(np.interp(probability, cumulative, angles)) * df**0.5)
+    from scipy.special import stdtrit  # late: reading runs does not need SciPy
+
+    return float(stdtrit(df, probability))
 
 
 def difference(scores, others):
     """The mean of others minus that of scores, averaged over environments, and its 95% interval.
 
     The interval is Welch's: with few runs, the bootstrap's is too narrow. It is None where an
-    environment has a single run on a side."""
+    environment has a single run on a side.
+    """
     shift = float(mean(others) - mean(scores))
     if min(len(runs) for runs in (*scores, *others)) < 2:
         return shift, None
-    errors = (
-        np.array([[runs.var(ddof=1) / len(runs) for runs in side] for side in (scores, others)])
-        / len(scores) ** 2
-    )
-    weights = np.array([[len(runs) - 1 for runs in side] for side in (scores, others)])
+    runs = [*scores, *others]
+    errors = np.array([x.var(ddof=1) / len(x) for x in runs]) / len(scores) ** 2
     if errors.sum() == 0:
         return shift, (shift, shift)
-    df = errors.sum() ** 2 / (errors**2 / weights).sum()
+    df = errors.sum() ** 2 / (errors**2 / [len(x) - 1 for x in runs]).sum()
     reach = t_quantile(0.975, df) * errors.sum() ** 0.5
     return shift, (float(shift - reach), float(shift + reach))
 
@@ -170,15 +164,13 @@ def difference(scores, others):
 def seeds_to_settle(scores, others, most=1000):
     """Seeds per side with which this difference would be significant with a power of 80%.
 
-    None if that takes more than most."""
-    shift, spread = abs(float(mean(others) - mean(scores))), 0.0
-    for runs, more in zip(scores, others, strict=True):
-        spread += (runs.var(ddof=1) + more.var(ddof=1)) / len(scores) ** 2
+    None if that takes more than most.
+    """
+    shift = abs(float(mean(others) - mean(scores)))
+    spread = sum(runs.var(ddof=1) for runs in (*scores, *others)) / len(scores) ** 2
 
     def settles(count):
-        return (
-            shift
-            >= (t_quantile(0.975, 2 * len(scores) * (count - 1)) + 0.8416) * (spread / count) ** 0.5
-        )
+        quantiles = t_quantile(0.975, 2 * len(scores) * (count - 1)) + 0.8416
+        return shift >= quantiles * (spread / count) ** 0.5
 
     return bisect_left(range(most + 1), True, lo=2, key=settles) if settles(most) else None
