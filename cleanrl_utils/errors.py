@@ -26,7 +26,7 @@ EXTRAS = {  # extra of pyproject.toml: modules that it installs
     "optuna": "matplotlib optuna psycopg sqlalchemy",
     "cluster": "boto3 botocore ray",
     "hub": "huggingface_hub matplotlib safetensors",
-    "docs": "matplotlib mkdocs",
+    "docs": "jinja2 matplotlib mkdocs scipy",
 }
 
 
