@@ -1,15 +1,16 @@
 """Rebuild the tables and plots of the docs from the data in results/.
 
-    python scripts/build_results.py              # all of them
+    python scripts/build_results.py              # all of them, and the overview docs/results.md
     python scripts/build_results.py ppo dqn      # those of two folders of results/
 
 scripts/results.toml says which folder makes which table and plot. Tables are written into the page,
 between <!-- results: FOLDER --> and <!-- end of results -->.
 
-As in the published tables, a run counts with the mean return of its last 100 episodes; a table has
-the mean ± standard deviation of the runs. A point of a plot is the mean of the last 100 episodes,
-or of an eighth of the run's where that is fewer. Over steps, the line is the mean of the runs and
-the band their standard deviation; over seconds, each run has a line of its own.
+As in CleanRL v1's tables, the return of a run is the mean of its last 100 training episodes. A mean
+is of finished runs only, with the sample standard deviation and a 95% interval (Student's t); runs
+that were stopped early stand apart. A point of a plot is the mean of the last 100 episodes, or of
+an eighth of the run's where that is fewer. Its line is the mean of the runs, the band their sample
+standard deviation, and the dashed line CleanRL v1's published mean.
 """
 
 import csv
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
+from scipy import stats
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -47,100 +49,144 @@ def read(folder):
     return data
 
 
-def how_far(env_id, seeds, about):
-    """{seed: (steps made, steps planned)} of the runs that were stopped early."""
-    stopped = {}
-    for seed in seeds:
-        run = about.get(f"{env_id}__{seed}", {})
-        if "steps" in run and run["steps"] < 0.99 * run["args"]["total_timesteps"]:
-            stopped[seed] = run["steps"], run["args"]["total_timesteps"]
-    return stopped
+def summarize(folder):
+    """For each environment of a folder: the returns of finished runs, and what was stopped."""
+    path = RESULTS / folder / "runs.json"
+    about = json.loads(path.read_text()) if path.exists() else {}
+    for env_id, runs in read(folder).items():
+        finished, stopped, planned = {}, {}, 0
+        for seed, rows in runs.items():
+            run = about.get(f"{env_id}__{seed}", {})
+            planned = run.get("args", {}).get("total_timesteps", round(rows[-1, 0]))
+            steps = run.get("steps", planned)
+            final = rows[-100:, 1].mean()
+            if steps < 0.99 * planned:
+                stopped[seed] = final, steps
+            else:
+                finished[seed] = final
+        if runs:
+            v1 = PLAN[folder]["v1"][env_id]
+            values = np.array(list(finished.values()))
+            yield env_id, planned, finished, stopped, v1, judge(values, v1)
+
+
+def judge(values, v1):
+    """The status of a row; the published mean ± standard deviation is of three seeds."""
+    if len(values) < 3:
+        return "partial"
+    if v1 == "none":
+        return "no published number"
+    mean, std = map(float, v1.split(" ± "))
+    ours = np.mean(values), np.std(values, ddof=1), len(values)
+    p_value = stats.ttest_ind_from_stats(*ours, mean, std, 3, equal_var=False).pvalue
+    if p_value < 0.05:  # Welch's t-test; not a number where neither side varies
+        return "better" if ours[0] > mean else "below"
+    return "reproduced" if ours[0] >= mean - std else "inconclusive"
+
+
+def describe(values):
+    """Mean ± sample standard deviation, and from three values on the 95% interval of the mean."""
+    if len(values) < 2:
+        return "".join(f"{value:.2f}" for value in values), ""
+    mean, std = np.mean(values), np.std(values, ddof=1)
+    if len(values) < 3:
+        return f"{mean:.2f} ± {std:.2f}", ""
+    half = stats.t.ppf(0.975, len(values) - 1) * std / len(values) ** 0.5
+    return f"{mean:.2f} ± {std:.2f}", f"{mean - half:.1f} to {mean + half:.1f}"
+
+
+def in_short(steps):
+    return f"{steps / 1e6:.3g}M" if steps >= 1e6 else f"{steps / 1e3:.3g}k"
 
 
 def table(folder):
-    path = RESULTS / folder / "runs.json"
-    about = json.loads(path.read_text()) if path.exists() else {}
-    lines = ["| environment | ours, mean ± std | each seed | public v1 |", "|---|---|---|---|"]
-    for env_id, runs in read(folder).items():
-        if not runs:
-            continue
-        stopped = how_far(env_id, runs, about)
-        notes = {
-            seed: f"the first {steps / 1e6:.2f}M of {planned / 1e6:g}M steps"
-            for seed, (steps, planned) in stopped.items()
-        }
-        name = env_id
-        if len(stopped) == len(runs):
-            fewest, most = min(stopped.values()), max(stopped.values())
-            if most[0] < 1.1 * fewest[0]:  # all stopped together: one note for all
-                name = f"{env_id}, {notes[min(stopped, key=stopped.get)]}"
-                notes = {}
-        finals = {seed: rows[-100:, 1].mean() for seed, rows in runs.items()}
-        seeds = ", ".join(
-            f"{final:.1f} ({notes[seed]})" if seed in notes else f"{final:.1f}"
-            for seed, final in finals.items()
-        )
-        values = list(finals.values())
-        spread = f"± {np.std(values):.2f}" if len(values) > 1 else "(one seed)"
-        v1 = PLAN[folder]["v1"][env_id]
-        lines.append(f"| {name} | {np.mean(values):.2f} {spread} | {seeds} | {v1} |")
+    lines = [
+        "| environment | steps | return | 95% interval | each seed | v1 (upstream) | status |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    in_progress = []
+    for env_id, planned, finished, stopped, v1, status in summarize(folder):
+        seeds = ", ".join(f"{final:.1f}" for final in finished.values())
+        values = " | ".join(describe(list(finished.values())))
+        lines.append(f"| {env_id} | {in_short(planned)} | {values} | {seeds} | {v1} | {status} |")
+        for seed, (final, steps) in stopped.items():
+            how_far = f"{in_short(steps)} of {in_short(planned)}"
+            in_progress.append(f"| {env_id} | {seed} | {how_far} | {final:.1f} |")
+    if in_progress:
+        lines += ["", "In progress, in no mean:", ""]
+        lines += ["| environment | seed | steps | return so far |", "|---|---|---|---|"]
+    return "\n".join(lines + in_progress)
+
+
+def overview():
+    """A row for each file and environment; files without data of their own are not run."""
+    lines = [
+        "| file | environment | steps | seeds | return | 95% interval | v1 (upstream) | status |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    stems = sorted(path.stem for path in (ROOT / "cleanrl").glob("*.py"))
+    shown = set()
+    for folder in sorted(TABLES):
+        stem = max((stem for stem in stems if folder.startswith(stem)), key=len)
+        shown.add(stem)
+        name = f"[{folder}](rl-algorithms/{PLAN[folder]['page']})"
+        for env_id, planned, finished, _, v1, status in summarize(folder):
+            values = " | ".join(describe(list(finished.values())))
+            row = f"{name} | {env_id} | {in_short(planned)} | {len(finished)} | {values}"
+            lines.append(f"| {row} | {v1} | {status} |")
+    for stem in stems:
+        if stem not in shown:
+            status = "Elo ratings" if stem in PLAN else "not run"
+            lines.append(f"| {stem} |  |  | 0 |  |  |  | {status} |")
     return "\n".join(lines)
 
 
-def write_table(folder):
-    """Replace the table between the two marks on its page."""
-    page = DOCS / PLAN[folder]["page"]
-    start, end = f"<!-- results: {folder} -->", "<!-- end of results -->"
+def write(page, name, text):
+    """Replace what stands between the two marks of a page."""
+    start, end = f"<!-- results: {name} -->", "<!-- end of results -->"
     block = re.compile(re.escape(start) + r".*?" + re.escape(end), re.S)
-    text = page.read_text(encoding="utf-8")
-    if len(block.findall(text)) != 1:
+    old = page.read_text(encoding="utf-8")
+    if len(block.findall(old)) != 1:
         raise SystemExit(f"{page} must have {start} and {end} once")
-    new = f"{start}\n\n{table(folder)}\n\n{end}"
-    page.write_text(block.sub(lambda _: new, text), encoding="utf-8")
+    new = f"{start}\n\n{text}\n\n{end}"
+    page.write_text(block.sub(lambda _: new, old), encoding="utf-8")
 
 
 def plot(folder, path):
     data = {env_id: runs for env_id, runs in read(folder).items() if runs}
-    size = (4 * len(data), 6)
-    figure, axes = plt.subplots(2, len(data), figsize=size, squeeze=False, layout="constrained")
-    for i, (env_id, runs) in enumerate(data.items()):
+    size = (4 * len(data), 3.2)
+    figure, axes = plt.subplots(1, len(data), figsize=size, squeeze=False, layout="constrained")
+    for axis, (env_id, runs) in zip(axes[0], data.items(), strict=True):
         # with 100 episodes, short runs would be all mean and no curve
         window = min(100, *(1 + len(rows) // 8 for rows in runs.values()))
-        plot_over_steps(axes[0, i], runs.values(), window)
-        plot_over_seconds(axes[1, i], runs.values(), window)
-        axes[0, i].set(title=env_id, xlabel="environment steps")
-        axes[1, i].set(xlabel="seconds")
-        for axis in axes[:, i]:
-            axis.grid(alpha=0.3)
-    for row in axes:
-        row[0].set_ylabel("episodic return")
+        plot_curves(axis, runs.values(), window)
+        v1 = PLAN[folder]["v1"][env_id]
+        if v1 != "none":
+            axis.axhline(float(v1.split(" ± ")[0]), color="black", linestyle="--", linewidth=0.9)
+        axis.set(title=env_id, xlabel="environment steps")
+        axis.grid(alpha=0.3)
+    axes[0, 0].set_ylabel("episodic return")
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
-def plot_over_steps(axis, runs, window):
+def plot_curves(axis, runs, window):
     """Each run, their mean and their standard deviation, as far as all of them go."""
     for rows in runs:
         own = np.linspace(0, rows[-1, 0], 300)
         curve, seen = running_mean(rows, own, 0, window)
         axis.plot(own[seen], curve[seen], color="tab:blue", alpha=0.35, linewidth=0.8)
+    axis.xaxis.set_major_formatter(thousands)
+    if len(runs) == 1:
+        return
     grid = np.linspace(0, min(rows[-1, 0] for rows in runs), 300)
     averaged = [running_mean(rows, grid, 0, window) for rows in runs]
     seen = np.all([seen for _, seen in averaged], axis=0)
     curves = np.array([curve[seen] for curve, _ in averaged])
-    mean, std = curves.mean(0), curves.std(0)
+    mean, std = curves.mean(0), curves.std(0, ddof=1)
     axis.plot(grid[seen], mean, color="tab:blue")
     band = dict(color="tab:blue", alpha=0.15, linewidth=0)
     axis.fill_between(grid[seen], mean - std, mean + std, **band)
-    axis.xaxis.set_major_formatter(thousands)
-
-
-def plot_over_seconds(axis, runs, window):
-    """Each run by itself: runs that shared a machine had to wait, so a mean would mislead."""
-    for rows in runs:
-        own = np.linspace(0, rows[-1, 2], 300)
-        curve, seen = running_mean(rows, own, 2, window)
-        axis.plot(own[seen], curve[seen], color="tab:blue", alpha=0.8, linewidth=1.2)
 
 
 def thousands(steps, _):
@@ -176,7 +222,7 @@ def build(folder):
         plot_elo(folder, path)
         print(f"{folder}: plot")
         return
-    write_table(folder)
+    write(DOCS / about["page"], folder, table(folder))
     if about["plot"]:
         plot(folder, path)
     print(f"{folder}: table{' and plot' if about['plot'] else ''}")
@@ -190,3 +236,4 @@ if __name__ == "__main__":
         )
     for folder in folders or PLAN:
         build(folder)
+    write(DOCS.parent / "results.md", "overview", overview())

@@ -92,10 +92,9 @@ def test_a_run_that_was_cut_is_taken_on_request_and_called_so(results, tmp_path)
     returns = [
         float(f"{value:g}") for _, value in scalars(only_run(tmp_path))["charts/episodic_return"]
     ]
-    mean = np.mean(returns)
-    row = "| Pendulum-v1, the first 0.00M of 0.001M steps "
-    row += f"| {mean:.2f} (one seed) | {mean:.1f} | none |"
-    assert row in report.table("ddpg_continuous_action")
+    table = report.table("ddpg_continuous_action")
+    assert "| Pendulum-v1 | 1k |  |  |  | none | partial |" in table, "it is in no mean"
+    assert table.endswith(f"| Pendulum-v1 | 1 | 0.4k of 1k | {np.mean(returns):.1f} |")
 
 
 def test_report_counts_the_last_hundred_episodes(results):
@@ -107,27 +106,32 @@ def test_report_counts_the_last_hundred_episodes(results):
             (folder / "ppo" / f"{env_id}__{seed}.csv").write_text(
                 "\n".join(["step,episodic_return,seconds", *rows])
             )
-    assert "| CartPole-v1 | 15.00 ± 5.00 | 10.0, 20.0 | 490.04 ± 6.12 |" in report.table("ppo")
+    row = "| CartPole-v1 | 1.49k | 15.00 ± 7.07 |  | 10.0, 20.0 | 490.04 ± 6.12 | partial |"
+    assert row in report.table("ppo"), "the sample standard deviation"
     told = {
         f"CartPole-v1__{seed}": {"steps": steps, "args": {"total_timesteps": 500_000}}
         for seed, steps in ((1, 3e5), (2, 5e5))
     }
     (folder / "ppo" / "runs.json").write_text(json.dumps(told))
-    start = "| CartPole-v1 | 15.00 ± 5.00 | 10.0 (the first 0.30M of 0.5M steps), 20.0"
-    row = f"{start} | 490.04 ± 6.12 |"
-    assert row in report.table("ppo"), "who was cut off is named"
-    told["CartPole-v1__2"]["steps"] = 4e5
-    (folder / "ppo" / "runs.json").write_text(json.dumps(told))
-    row = f"{start} (the first 0.40M of 0.5M steps) |"
-    assert row in report.table("ppo"), "none came to the end, one much further than the other"
-    told["CartPole-v1__2"]["steps"] = 3.2e5
-    (folder / "ppo" / "runs.json").write_text(json.dumps(told))
-    assert (
-        "| CartPole-v1, the first 0.30M of 0.5M steps | 15.00 ± 5.00 | 10.0, 20.0 |"
-        in report.table("ppo")
-    )
+    table = report.table("ppo")
+    row = "| CartPole-v1 | 500k | 20.00 |  | 20.0 | 490.04 ± 6.12 | partial |"
+    assert row in table, "the run that was stopped is in no mean"
+    assert table.endswith("| CartPole-v1 | 1 | 300k of 500k | 10.0 |")
     report.plot("ppo", folder / "ppo.png")
     assert (folder / "ppo.png").stat().st_size > 10_000
+
+
+def test_status_of_a_row(results):
+    """Mean and interval by hand: the quantile of Student's t for three values is 4.3027."""
+    _, report, _ = results
+    assert report.describe([480, 490, 500]) == ("490.00 ± 10.00", "465.2 to 514.8")
+    assert report.judge([480, 490], "490.00 ± 5.00") == "partial"
+    assert report.judge([480, 490, 500], "none") == "no published number"
+    assert report.judge([480, 490, 500], "490.00 ± 5.00") == "reproduced"
+    assert report.judge([200, 200, 200], "200.00 ± 0.00") == "reproduced", "neither side varies"
+    assert report.judge([380, 390, 400], "490.00 ± 5.00") == "below"
+    assert report.judge([580, 590, 600], "490.00 ± 5.00") == "better"
+    assert report.judge([-14, 4000, 4200], "4057.59 ± 658.78") == "inconclusive"
 
 
 def test_one_command_rebuilds_the_docs(tmp_path, monkeypatch):
@@ -144,9 +148,13 @@ def test_one_command_rebuilds_the_docs(tmp_path, monkeypatch):
     monkeypatch.setattr(report.report_ablations, "PAGE", docs / "ppo-details.md")
     monkeypatch.setattr(report.report_ablations, "ROOT", tmp_path)
     broken = (docs / "c51.md").read_text()
-    (docs / "c51.md").write_text(broken.replace("| CartPole-v1 | 500.00", "| CartPole-v1 | 123.45"))
+    (docs / "c51.md").write_text(broken.replace("| 500.00 ± 0.00", "| 123.45"))
     for folder in report.PLAN:
         report.build(folder)
+    overview = f"<!-- results: overview -->\n\n{report.overview()}\n"
+    committed = (ROOT / "docs" / "results.md").read_text()
+    assert overview in committed, "run: python scripts/build_results.py"
+    assert all(f"| {stem} " in overview or f"[{stem}" in overview for stem in FILES)
     for page in docs.glob("*.md"):
         committed = (ROOT / "docs" / "rl-algorithms" / page.name).read_text()
         assert page.read_text() == committed, "run: python scripts/build_results.py"
@@ -158,10 +166,9 @@ def test_one_command_rebuilds_the_docs(tmp_path, monkeypatch):
 
 def test_a_page_without_its_marks_is_refused(tmp_path):
     report = load(ROOT / "scripts" / "build_results.py")
-    report.DOCS = tmp_path
     (tmp_path / "ppo.md").write_text("<!-- results: ppo_jax -->\n\n<!-- end of results -->\n")
     with pytest.raises(SystemExit, match=r"ppo\.md must have <!-- results: ppo -->"):
-        report.write_table("ppo")
+        report.write(tmp_path / "ppo.md", "ppo", "a table")
 
 
 @pytest.mark.slow
