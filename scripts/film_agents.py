@@ -24,7 +24,8 @@ SECONDS, WIDTH = 12, 360  # of longer episodes, the beginning
 
 def command(run_folder):
     """The one that made a run, without the flags that are at their defaults or change nothing."""
-    file, args = read_run(run_folder)
+    run = read_run(run_folder)
+    file, args = run["file"], run["args"]
     defaults = json.loads(
         json.dumps(vars(runpy.run_path(str(ROOT / "cleanrl" / file))["Args"]()))
     )  # as run.json has them
@@ -44,7 +45,8 @@ def film(run_folder):
     """Play, record, and make the record short and small. Returns the film's name."""
     from moviepy import VideoFileClip  # late: it is slow to import
 
-    file, args = read_run(run_folder)
+    run = read_run(run_folder)
+    file, args = run["file"], run["args"]
     checkpoint = load_checkpoint(run_folder)
     name = f"{Path(file).stem}__{args['env_id'].replace('/', '-')}"
     evaluation = evaluate(run_folder, checkpoint, num_videos=1)
