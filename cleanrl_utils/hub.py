@@ -13,11 +13,12 @@ import importlib.util
 import json
 import os
 import re
-import runpy
+import shlex
 import shutil
 import subprocess
 import tempfile
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -26,12 +27,11 @@ import numpy as np
 import torch
 import tyro
 
-from cleanrl_utils import enjoy
+from cleanrl_utils import enjoy, runs
+from cleanrl_utils.errors import explain, missing, one_line
 from cleanrl_utils.events import read_events
 
-LIMIT = (
-    2**28
-)  # bytes: larger files are neither pushed nor pulled; our largest weights have a tenth of that
+LIMIT = 2**28  # bytes of a file that is pushed or pulled; our largest weights have a tenth of that
 WANTED = re.compile(
     r"README\.md|run\.json|eval\.json|model\.safetensors|curve\.png|replay\.mp4|learning\.mp4|"
     r"events\.out\.tfevents\.[\w.-]+|[\w-]+\.py|[\w-]+\.cleanrl_model"
@@ -64,7 +64,7 @@ class Push:
     run_folder: tyro.conf.Positional[Path]  # folder of the run
     hf_entity: str  # user or organization to share it as; log in with `hf auth login`
     private: bool = False  # only for those who are allowed to see it
-    episodes: int = 10  # episodes to evaluate, if the run's last checkpoint was not evaluated yet
+    episodes: int = 10  # evaluation episodes; enjoy's evaluation counts if it has as many
     file: Path | None = None  # algorithm file of the run, if not the one in cleanrl/ of that name
     env_id: str | None = None  # its environment, if that is one that has to be imported
 
@@ -84,37 +84,35 @@ def repo_name(env_id, exp_name, seed):
 
 
 def need_extra():
-    missing = [
-        name
-        for name in ("huggingface_hub", "matplotlib", "safetensors")
-        if importlib.util.find_spec(name) is None
-    ]
-    if missing:
-        raise SystemExit(
-            f"{', '.join(missing)} is not installed: install the extra hub of pyproject.toml"
-        )
+    for name in ("huggingface_hub", "matplotlib", "safetensors"):
+        if importlib.util.find_spec(name) is None:
+            raise SystemExit(missing(name))
 
 
-def one_line(what, error):
-    """The exit with what went wrong, from errors that go on for pages."""
-    from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+@contextmanager
+def asking_the_hub(attempt):
+    """Report what the Hub answers, or that it cannot be reached, as one line."""
+    import httpx
+    from huggingface_hub import constants, errors
 
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    if status in (401, 403) and not isinstance(error, RepositoryNotFoundError):
-        why = (
-            "the Hub says that you may not: "
-            "log in with `hf auth login`, with a token that can write"
-        )
-    elif isinstance(error, RepositoryNotFoundError):
-        why = (
-            "the Hub has no such repository, "
-            "or shows it only to those who log in with `hf auth login`"
-        )
-    elif isinstance(error, HfHubHTTPError):
-        why = f"the Hub answered {status}: {error.server_message or error}"
+    login = "log in with `hf auth login`"
+    try:
+        yield
+    except errors.RepositoryNotFoundError:
+        reason = f"the Hub has no such repository, or shows it only to those who {login}"
+    except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError, httpx.TransportError) as e:
+        root = e.__cause__ if isinstance(e.__cause__, httpx.TransportError) else e
+        attempt, reason = f"reach {constants.ENDPOINT}", f"{one_line(root)} (no network?)"
+    except errors.HfHubHTTPError as e:
+        status = e.response.status_code
+        reason = f"the Hub answered {status}: {e.server_message or one_line(e)}"
+        if status in (401, 403):
+            reason = f"the Hub says that you may not: {login}, with a token that can write"
+    except Exception as e:
+        reason = one_line(e)
     else:
-        why = f"{type(error).__name__}: {error}"
-    return SystemExit(f"cannot {what}: {why}".splitlines()[0])
+        return
+    raise SystemExit(f"cannot {attempt}: {reason}")
 
 
 def flatten(checkpoint, prefix=""):
@@ -187,107 +185,119 @@ def trained_by(file, about, run_folder=None):
 
 def command_of(file_name, args, defaults):
     """The command that starts the run again: the flags that are not the file's own."""
-    words = ["python", f"cleanrl/{file_name}"]
+    words = []
     for name, value in args.items():
-        if (
-            name in ("exp_name", "resume")
-            or (name in vars(defaults) and vars(defaults)[name] == value)
-            or value is None
-        ):
-            continue
-        flag = name.replace("_", "-")
-        words += (
-            [f"--{'' if value else 'no-'}{flag}"]
-            if isinstance(value, bool)
-            else [f"--{flag}", str(value)]
-        )
-    return " ".join(words)
+        if name != "exp_name" and value != getattr(defaults, name, None):
+            words += runs.to_words(name, value)
+    return shlex.join(["python", f"cleanrl/{file_name}", *words])
 
 
-def write_card(folder, repo_id, about, evaluation, returns, source_note, defaults):
+CARD = """\
+---
+{data}
+---
+
+# {exp_name} on {env_id}
+
+An agent trained by CleanRL's `{file}` with seed {seed}, at step {step:,}.
+
+| return | mean ± standard deviation |
+|---|---|
+| {num_episodes} evaluation episodes, seed {eval_seed}{how} | {mean:.2f} ± {std:.2f} |
+| last {num_last} training episodes | {last} |
+
+{media}
+
+## Use
+
+```bash
+python -m cleanrl_utils.enjoy hf://{repo_id}
+```
+
+The weights are `model.safetensors`;
+`load_policy` in CleanRL's file of the same name makes a policy of them.
+
+## Training
+
+```bash
+{command}
+```
+
+`{file}` is the file that did it, {source_note}. `run.json` has all settings and versions.
+
+| setting | value |
+|---|---|
+{settings}
+
+| on | version |
+|---|---|
+{versions}
+"""
+
+
+def write_card(folder, repo_id, run, evaluation, returns, source_note, defaults):
     """README.md: what the Hub shows of a model, with the results in a form that it can read."""
     from huggingface_hub import EvalResult, ModelCardData
 
-    args, file_name = about["args"], about["file"]
-    env_id, exp_name = args["env_id"], args["exp_name"]
-    result = f"{evaluation['mean']:.2f} +/- {evaluation['std']:.2f}"
-    task = dict(task_type="reinforcement-learning", task_name="reinforcement-learning")
-    of = dict(
+    args, env_id, last = run["args"], run["args"]["env_id"], returns[-100:]
+    result = EvalResult(
+        task_type="reinforcement-learning",
+        task_name="reinforcement-learning",
         dataset_type=env_id,
         dataset_name=env_id,
         metric_type="mean_reward",
         metric_name="mean_reward",
+        metric_value=f"{evaluation['mean']:.2f} +/- {evaluation['std']:.2f}",
     )
-    tags = [
-        env_id,
-        "deep-reinforcement-learning",
-        "reinforcement-learning",
-        "custom-implementation",
-        "cleanrl",
-    ]
+    tags = "deep-reinforcement-learning reinforcement-learning custom-implementation cleanrl"
     data = ModelCardData(
         library_name="cleanrl",
-        tags=tags,
-        model_name=exp_name,
-        eval_results=[EvalResult(**task, **of, metric_value=result)],
+        tags=[env_id, *tags.split()],
+        model_name=args["exp_name"],
+        eval_results=[result],
     )
-    epsilon = (
-        f", a random action with chance {evaluation['epsilon']}"
-        if evaluation.get("epsilon")
-        else ""
-    )
-    last = (
-        f"{returns[-100:].mean():.2f} ± {returns[-100:].std():.2f}"
-        if len(returns)
-        else "not logged"
-    )
-    header = (
-        (folder / file_name).read_text().partition("\n# ///\n")[0]
-    )  # names the packages that the file needs
-    packages = {
-        name: v
-        for name, v in about.get("packages", {}).items()
-        if re.search(rf'"{re.escape(name)}[\[>]', header)
+    how = ", the most likely actions" if evaluation.get("deterministic") else ""
+    if evaluation.get("epsilon"):
+        how = f", a random action with probability {evaluation['epsilon']}"
+    media = {
+        "curve.png": "![return of each training episode](curve.png)",
+        "replay.mp4": "One of these episodes: [replay.mp4](replay.mp4).",
+        "learning.mp4": "How the agent learned: [learning.mp4](learning.mp4).",
     }
-    versions = {"python": about.get("python"), **packages}
-    there = {path.name for path in folder.iterdir()}
-    lines = [
-        f"---\n{data.to_yaml()}\n---\n",
-        f"# {exp_name} on {env_id}\n",
-        f"An agent trained by CleanRL's `{file_name}` with seed {args['seed']}, "
-        f"at step {evaluation['global_step']:,}.\n",
-        "| return | mean ± standard deviation |\n|---|---|",
-        f"| {len(evaluation['returns'])} evaluation episodes, seed {evaluation['seed']}{epsilon} | "
-        f"{evaluation['mean']:.2f} ± {evaluation['std']:.2f} |",
-        f"| last {min(100, len(returns))} training episodes | {last} |\n",
-        *(["![return of each training episode](curve.png)\n"] if "curve.png" in there else []),
-        *(
-            ["One of these episodes: [replay.mp4](replay.mp4).\n"]
-            if "replay.mp4" in there
-            else ["There is no video.\n"]
-        ),
-        *(
-            ["How the agent learned: [learning.mp4](learning.mp4).\n"]
-            if "learning.mp4" in there
-            else []
-        ),
-        "## Use\n",
-        f"```bash\npython -m cleanrl_utils.enjoy hf://{repo_id}\n```\n",
-        "The weights are `model.safetensors`; "
-        "`load_policy` in CleanRL's file of the same name makes a policy of them.\n",
-        "## Training\n",
-        f"```bash\n{command_of(file_name, args, defaults)}\n```\n",
-        f"`{file_name}` is the file that did it, {source_note}. "
-        "`run.json` has all settings and versions.\n",
-        "| setting | value |\n|---|---|",
-        *(f"| `{name}` | `{value}` |" for name, value in args.items()),
-        "",
-        "| on | version |\n|---|---|",
-        *(f"| {name} | {version} |" for name, version in versions.items()),
-        f"| device | {about.get('device')} |",
-        f"| commit | {about.get('commit') or 'none'} |\n",
-    ]
-    (folder / "README.md").write_text("\n".join(lines), encoding="utf-8")
+    there = [line for name, line in media.items() if (folder / name).exists()]
+    if not (folder / "replay.mp4").exists():
+        there.append("There is no video.")
+    # the packages that the file's header names
+    header = (folder / run["file"]).read_text().partition("\n# ///\n")[0]
+    versions = {"python": run.get("python")}
+    for name, version in run.get("packages", {}).items():
+        if re.search(rf'"{re.escape(name)}[\[>]', header):
+            versions[name] = version
+    versions |= {"device": run.get("device"), "commit": run.get("commit") or "none"}
+    card = CARD.format(
+        data=data.to_yaml(),
+        exp_name=args["exp_name"],
+        env_id=env_id,
+        file=run["file"],
+        seed=args["seed"],
+        step=evaluation["global_step"],
+        num_episodes=len(evaluation["returns"]),
+        eval_seed=evaluation["seed"],
+        how=how,
+        mean=evaluation["mean"],
+        std=evaluation["std"],
+        num_last=len(last),
+        last=f"{last.mean():.2f} ± {last.std(ddof=len(last) > 1):.2f}"
+        if len(last)
+        else "not logged",
+        media="\n\n".join(there),
+        repo_id=repo_id,
+        command=command_of(run["file"], args, defaults),
+        source_note=source_note,
+        settings="\n".join(f"| `{name}` | `{value}` |" for name, value in args.items()),
+        versions="\n".join(f"| {name} | {version} |" for name, version in versions.items()),
+    )
+    (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 def push(run_folder, hf_entity, private=False, episodes=10, file=None, env_id=None):
@@ -297,151 +307,126 @@ def push(run_folder, hf_entity, private=False, episodes=10, file=None, env_id=No
     from huggingface_hub.utils import disable_progress_bars
 
     disable_progress_bars()
-    file_name, args = enjoy.read_run(run_folder)
-    about = json.loads((run_folder / "run.json").read_text()) | {
-        "file": Path(file_name).name,
-        "args": args,
-    }
-    file = file or enjoy.ALGORITHMS / about["file"]
-    if not file.is_file():
-        raise SystemExit(f"there is no {file}: say with --file which algorithm file made this run")
-    if missing := {"env_id", "exp_name", "seed"} - args.keys():
-        names = ", ".join(sorted(missing))
+    run = enjoy.read_run(run_folder)
+    args, run["file"] = run["args"], Path(run["file"]).name
+    algorithm = enjoy.import_algorithm(run["file"], file)
+    if missing_names := {"env_id", "exp_name", "seed"} - args.keys():
+        names = ", ".join(sorted(missing_names))
         raise SystemExit(f"{run_folder} is not the folder of a run: run.json does not tell {names}")
     repo_id = f"{hf_entity}/{repo_name(args['env_id'], args['exp_name'], args['seed'])}"
-    checkpoint_path = enjoy.find_checkpoint(run_folder)
     with tempfile.TemporaryDirectory() as staging:
         folder = Path(staging)
         weights = enjoy.learned(enjoy.load_checkpoint(run_folder))
         save_weights(weights, folder / "model.safetensors")
-        weights = enjoy.load_checkpoint(
-            folder / "model.safetensors"
-        )  # what is evaluated is what others will load
-        evaluation = last_evaluation(run_folder, checkpoint_path, weights)
+        # what is evaluated is what others will load
+        weights = enjoy.load_checkpoint(folder / "model.safetensors")
+        evaluation = find_evaluation(run_folder, args["env_id"], weights, episodes)
         if evaluation is None:
-            try:
-                evaluation = enjoy.evaluate(
-                    run_folder, weights, episodes, num_videos=1, file=file, env_id=env_id
-                )
-            except SystemExit as problem:
-                if "does not render" not in str(problem):
-                    raise
-                evaluation = enjoy.evaluate(run_folder, weights, episodes, file=file, env_id=env_id)
-        shutil.copy(run_folder / "run.json", folder)
-        shutil.copy(run_folder / "eval.json", folder)
-        source, source_note = trained_by(file, about, run_folder)
-        (folder / about["file"]).write_text(source)
-        steps, returns = training_returns(run_folder)
-        if len(returns):
-            draw_curve(
-                steps,
-                returns,
-                f"{args['exp_name']} on {args['env_id']}, seed {args['seed']}",
-                folder / "curve.png",
-            )
-        for i, events in enumerate(sorted(run_folder.glob("events.out.tfevents.*"))):
-            shutil.copy(
-                events, folder / f"events.out.tfevents.{i:04}"
-            )  # without the name of the machine
-        if replay := newest_replay(run_folder):
-            shutil.copy(replay, folder / "replay.mp4")
-        if (run_folder / "videos" / "learning.mp4").exists():
-            shutil.copy(run_folder / "videos" / "learning.mp4", folder)
-        write_card(
-            folder,
-            repo_id,
-            about,
-            evaluation,
-            returns,
-            source_note,
-            runpy.run_path(str(file))["Args"](),
-        )
-        for path in [path for path in folder.iterdir() if path.stat().st_size > LIMIT]:
-            if path.name == "model.safetensors":
-                raise SystemExit(
-                    f"cannot push {run_folder}: its weights have more than {LIMIT >> 20} MiB"
-                )
-            print(f"left out, since it has more than {LIMIT >> 20} MiB: {path.name}")
-            path.unlink()
-        size, count = (
-            sum(path.stat().st_size for path in folder.iterdir()),
-            len(list(folder.iterdir())),
-        )
-        try:
+            evaluation = evaluate(run_folder, weights, episodes, file, env_id)
+        with explain(f"push {run_folder}"):
+            file = file or enjoy.ALGORITHMS / run["file"]
+            fill(folder, run_folder, run, evaluation, file, repo_id, algorithm["Args"]())
+        leave_out_large_files(folder, run_folder)
+        sizes = [path.stat().st_size for path in folder.iterdir()]
+        with asking_the_hub(f"push to {repo_id}"):
             api = HfApi()
             url = api.create_repo(repo_id, private=private, exist_ok=True)
-            old = [
-                "events.out.tfevents.*",
-                "*.mp4",
-                "*.png",
-                "*.cleanrl_model",
-            ]  # of an earlier push, if not of this one
+            # of an earlier push, if not of this one
+            old = ["events.out.tfevents.*", "*.mp4", "*.png", "*.cleanrl_model"]
             api.upload_folder(
                 repo_id=repo_id,
                 folder_path=folder,
                 delete_patterns=old,
                 commit_message=f"Step {evaluation['global_step']:,}",
             )
-        except Exception as error:
-            raise one_line(f"push to {repo_id}", error) from None
-    print(f"pushed {count} files, {size / 2**20:.1f} MiB: {url}")
+    print(f"pushed {len(sizes)} files, {sum(sizes) / 2**20:.1f} MiB: {url}")
     return str(url)
 
 
-def newest_replay(run_folder):
-    return max(
-        run_folder.glob("videos/eval-*-episode-0.mp4"),
-        key=lambda path: path.stat().st_mtime,
-        default=None,
-    )
+def find_evaluation(run_folder, env_id, weights, episodes):
+    """enjoy's last one, if it is of this environment, step and number, and has a video."""
+    step = int(weights.get("global_step", 0))
+    evaluation = runs.read_evaluation(run_folder, env_id, step, episodes)
+    return evaluation if evaluation and replay_of(run_folder, evaluation) else None
 
 
-def last_evaluation(run_folder, checkpoint_path, weights):
-    """eval.json, if it is of the last checkpoint and comes with a video."""
-    replay = newest_replay(run_folder)
-    if (
-        replay is None
-        or replay.stat().st_mtime < checkpoint_path.stat().st_mtime
-        or not (run_folder / "eval.json").exists()
-    ):
-        return None
+def replay_of(run_folder, evaluation):
+    """The video of the first evaluation episode, if there is one."""
+    for name in evaluation.get("videos", ())[:1]:
+        path = run_folder / "videos" / Path(name).name
+        return path if path.exists() else None
+
+
+def evaluate(run_folder, weights, episodes, file, env_id):
+    """With a video of the first episode, where the environment can render one."""
     try:
-        evaluation = json.loads((run_folder / "eval.json").read_text())
-        return (
-            evaluation if evaluation["global_step"] == int(weights.get("global_step", 0)) else None
-        )
-    except (ValueError, KeyError):
-        return None
+        choices = dict(file=file, env_id=env_id)
+        return enjoy.evaluate(run_folder, weights, episodes, num_videos=1, **choices)
+    except SystemExit as problem:
+        if "does not render" not in str(problem):
+            raise
+        return enjoy.evaluate(run_folder, weights, episodes, **choices)
+
+
+def fill(folder, run_folder, run, evaluation, file, repo_id, defaults):
+    """Put what is pushed beside the weights."""
+    args = run["args"]
+    shutil.copy(run_folder / "run.json", folder)
+    shutil.copy(run_folder / "eval.json", folder)
+    source, source_note = trained_by(file, run, run_folder)
+    (folder / run["file"]).write_text(source)
+    steps, returns = training_returns(run_folder)
+    if len(returns):
+        title = f"{args['exp_name']} on {args['env_id']}, seed {args['seed']}"
+        draw_curve(steps, returns, title, folder / "curve.png")
+    for i, events in enumerate(sorted(run_folder.glob("events.out.tfevents.*"))):
+        shutil.copy(events, folder / f"events.out.tfevents.{i:04}")  # without the machine's name
+    if replay := replay_of(run_folder, evaluation):
+        shutil.copy(replay, folder / "replay.mp4")
+    if (run_folder / "videos" / "learning.mp4").exists():
+        shutil.copy(run_folder / "videos" / "learning.mp4", folder)
+    write_card(folder, repo_id, run, evaluation, returns, source_note, defaults)
+
+
+def leave_out_large_files(folder, run_folder):
+    limit = f"more than {LIMIT >> 20} MiB"
+    for path in [path for path in folder.iterdir() if path.stat().st_size > LIMIT]:
+        if path.name == "model.safetensors":
+            raise SystemExit(f"cannot push {run_folder}: its weights have {limit}")
+        print(f"left out, since it has {limit}: {path.name}")
+        path.unlink()
 
 
 def check_names_and_sizes(repo_id, files):
     """The files to fetch; a repository without ours, or with hostile names, is refused whole."""
     for name in files:
-        if (
-            name.startswith(("/", "~"))
-            or {".", ".."} & {*name.split("/")}
-            or "\\" in name
-            or not name.isprintable()
-        ):
+        leads_out = name.startswith(("/", "~")) or {".", ".."} & {*name.split("/")}
+        if leads_out or "\\" in name or not name.isprintable():
             raise SystemExit(f"refused {repo_id}: it has a file named {name!r}")
     wanted = {name: size for name, size in files.items() if WANTED.fullmatch(name)}
     for name, size in wanted.items():
         if size is None or size > LIMIT:
-            raise SystemExit(
-                f"refused {repo_id}: {name} has {size or 'unknown'} bytes, "
-                f"more than {LIMIT >> 20} MiB"
-            )
+            problem = f"{name} has {size or 'unknown'} bytes, more than {LIMIT >> 20} MiB"
+            raise SystemExit(f"refused {repo_id}: {problem}")
     if sum(wanted.values()) > 2 * LIMIT or len(wanted) > 100:
         size = sum(wanted.values()) >> 20
         raise SystemExit(f"refused {repo_id}: {len(wanted)} files of {size} MiB are too many")
-    if not {"run.json", "model.safetensors"} <= wanted.keys() and not any(
-        name.endswith(".cleanrl_model") for name in wanted
-    ):
-        raise SystemExit(
-            f"refused {repo_id}: "
-            "it has neither run.json with model.safetensors nor a .cleanrl_model"
-        )
+    is_public = any(name.endswith(".cleanrl_model") for name in wanted)
+    if not is_public and not {"run.json", "model.safetensors"} <= wanted.keys():
+        needs = "it has neither run.json with model.safetensors nor a .cleanrl_model"
+        raise SystemExit(f"refused {repo_id}: {needs}")
     return list(wanted)
+
+
+def check_run(repo_id, run_folder):
+    """Refuse flags that are no plain words on a command line: nothing else reaches a file."""
+    run = enjoy.read_run(run_folder)
+    try:
+        runs.printable(run["file"], "file")
+        for name, value in run["args"].items():
+            runs.to_words(name, value)
+    except ValueError as error:
+        raise SystemExit(f"refused {repo_id}: run.json: {one_line(error)}") from None
 
 
 def pull(repository, into=Path("runs")):
@@ -453,13 +438,10 @@ def pull(repository, into=Path("runs")):
     disable_progress_bars()
     repo_id = str(repository).removeprefix("hf://").rstrip("/")
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo_id):
-        raise SystemExit(
-            f"{repository} is not the name of a repository: it should be entity/repository"
-        )
-    try:
+        problem = "is not the name of a repository: it should be entity/repository"
+        raise SystemExit(f"{repository} {problem}")
+    with asking_the_hub(f"find {repo_id}"):
         info = HfApi().model_info(repo_id, files_metadata=True)
-    except Exception as error:
-        raise one_line(f"find {repo_id}", error) from None
     if not re.fullmatch("[0-9a-f]{40}", str(info.sha)):
         raise SystemExit(f"refused {repo_id}: it has no commit")
     run_folder = into / f"{repo_id.replace('/', '__')}__{info.sha[:8]}"
@@ -471,18 +453,15 @@ def pull(repository, into=Path("runs")):
     folder = Path(tempfile.mkdtemp(prefix=".pull-", dir=into))
     try:
         for name in wanted:
-            try:
+            with asking_the_hub(f"fetch {name} of {repo_id}"):
                 fetched = hf_hub_download(repo_id, name, revision=info.sha)
-            except Exception as error:
-                raise one_line(f"fetch {name} of {repo_id}", error) from None
             if os.path.getsize(fetched) > LIMIT:
                 raise SystemExit(f"refused {repo_id}: {name} has more than {LIMIT >> 20} MiB")
-            shutil.copyfile(
-                fetched, folder / (f"{name}.txt" if name.endswith(".py") else name)
-            )  # text that is never run
+            # a file of code becomes text, which is never run
+            shutil.copyfile(fetched, folder / (f"{name}.txt" if name.endswith(".py") else name))
         if not {"run.json", "model.safetensors"} <= set(wanted):
             read_public(repo_id, folder)
-        enjoy.read_run(folder)
+        check_run(repo_id, folder)
         enjoy.load_checkpoint(folder / "model.safetensors")
         folder.chmod(0o755)
         os.rename(folder, run_folder)
@@ -500,39 +479,27 @@ def read_public(repo_id, folder):
     name, exp_name = repo_id.split("/")[1], path.stem
     found = re.fullmatch(rf"(.+)-{re.escape(exp_name)}-seed(\d+)", name)
     if others or not found:
-        raise SystemExit(
-            f"cannot tell what {repo_id} is: "
-            f"it should be called ENV_ID-{exp_name}-seedN and have one .cleanrl_model"
-        )
+        needs = f"it should be called ENV_ID-{exp_name}-seedN and have one .cleanrl_model"
+        raise SystemExit(f"cannot tell what {repo_id} is: {needs}")
     if exp_name in NO_NORMALIZER:
-        raise SystemExit(
-            f"cannot play {repo_id}: "
-            f"models of the public {exp_name}.py come without their observation normalizer"
-        )
+        problem = f"models of the public {exp_name}.py come without their observation normalizer"
+        raise SystemExit(f"cannot play {repo_id}: {problem}")
     if exp_name not in PUBLIC_TORCH and exp_name not in PUBLIC_JAX:
-        raise SystemExit(
-            f"cannot play {repo_id}: no file of ours has the networks of the public {exp_name}.py"
-        )
+        problem = f"no file of ours has the networks of the public {exp_name}.py"
+        raise SystemExit(f"cannot play {repo_id}: {problem}")
     try:
         checkpoint = (public_torch if exp_name in PUBLIC_TORCH else public_jax)(exp_name, path)
-        size = sum(
-            part.nbytes for _, part in flatten(checkpoint)
-        )  # a small file can stand for large tensors
-        assert size <= LIMIT, f"weights of {size} bytes"
+        # a small file can stand for large tensors
+        size = sum(part.nbytes for _, part in flatten(checkpoint))
+        runs.require(size <= LIMIT, f"weights of {size} bytes")
         save_weights(checkpoint, folder / "model.safetensors")
     except Exception as error:
-        raise SystemExit(
-            f"refused {repo_id}: {path.name}: {type(error).__name__}: {error}".splitlines()[0]
-        ) from None
+        problem = f"{path.name}: {type(error).__name__}: {error}".splitlines()[0]
+        raise SystemExit(f"refused {repo_id}: {problem}") from None
     path.unlink()
     args = {"exp_name": exp_name, "env_id": found[1], "seed": int(found[2])}
-    about = {
-        "file": f"{exp_name}.py",
-        "args": args,
-        "start_time": time.time(),
-        "source": f"hf://{repo_id}",
-    }
-    (folder / "run.json").write_text(json.dumps(about, indent=2))
+    run = {"file": f"{exp_name}.py", "args": args, "start_time": time.time()}
+    (folder / "run.json").write_text(json.dumps(run | {"source": f"hf://{repo_id}"}, indent=2))
 
 
 def public_torch(exp_name, path):
@@ -572,7 +539,7 @@ def public_jax(exp_name, path):
 
 
 def main():
-    asked = tyro.cli(Push | Pull, description=__doc__)
+    asked = tyro.cli(Push | Pull, prog="python -m cleanrl_utils.hub", description=__doc__)
     (push if isinstance(asked, Push) else pull)(**vars(asked))
 
 

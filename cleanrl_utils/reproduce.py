@@ -3,8 +3,9 @@
     python -m cleanrl_utils.reproduce runs/<run>
     python -m cleanrl_utils.reproduce runs/<run> | bash -e
 
-Nothing is executed here. The run folder may be a stranger's: what it says is validated and quoted
-before it is printed.
+Nothing is executed here, and the commands leave your checkout as it is: commit and environment go
+into .reproduce/, the new run into runs/. The run folder may be a stranger's: what it says is
+validated and quoted before it is printed.
 """
 
 import re
@@ -15,10 +16,8 @@ from pathlib import Path
 import tyro
 
 from cleanrl_utils import runs
-from cleanrl_utils.runs import printable, to_words
-from cleanrl_utils.runs import require as check
+from cleanrl_utils.runs import printable, require, to_words
 
-ENVIRONMENT = ".venv-reproduce"
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -29,56 +28,71 @@ class Args:
 
 def commands(run_folder):
     """The lines to print: a shell script."""
-    about = runs.read_run(run_folder)
-    file, args = about["file"], about["args"]
-    commit, python = about.get("commit", ""), about["python"]
-    check(re.fullmatch(r"\w[\w.-]*\.py", file, re.A), "file is not the name of an algorithm file")
-    check(
-        re.fullmatch(r"([0-9a-f]{40}([0-9a-f]{24})?)?", commit),
-        "commit is not the name of a commit",
-    )
-    check(re.fullmatch(r"\d+\.\d+\.[0-9a-z+]+", python, re.A), "python is not a version")
-    processes = int(about.get("world_size", 1))
-    check(0 < processes < 2**16, "world_size is not a number of processes")
-    program = "python" if processes == 1 else f"torchrun --nproc-per-node {processes}"
-    words = [word for name, value in args.items() for word in to_words(name, value)]
-    tags = ",".join(printable(tag, "a tag") for tag in about.get("tags", []))
-    versions = [
-        f"{name}=={version.split('+')[0]}"  # PyPI has no local versions such as 2.13.0+cpu
-        for name, version in sorted(about["packages"].items())
-        if re.fullmatch(r"\w([\w.-]*\w)?", name, re.A)
-        and re.fullmatch(r"\d[\w.!+-]*", str(version), re.A)
-    ]
+    run = check(runs.read_run(run_folder))
+    args, file, commit = run["args"], run["file"], run.get("commit", "")
+    versions = pinned(run["packages"])
+    folder = f".reproduce/{commit[:12] or 'unknown'}"
+    environment, code = f"{folder}/.venv", f"{folder}/code/cleanrl" if commit else "cleanrl"
 
-    device = printable(about.get("device", "an unknown device"), "device")
-    env_id = printable(str(args["env_id"]), "env_id")
-    yield f"# {env_id} with {file}, seed {int(args['seed'])}, on {device}"
+    yield f"# {args['env_id']} with {file}, seed {args['seed']}, on {run.get('device')}"
     if not (ROOT / "cleanrl" / file).is_file():
         yield f"# there is no cleanrl/{file} in this checkout: the commit must have it, or you"
     if ":" in str(args["env_id"]):
-        yield (
-            "# beware: the part of the environment's id before the colon "
-            "is a module that the run imports"
-        )
+        module = "the part of the environment's id before the colon is a module"
+        yield f"# beware: {module} that the run imports"
+    # the first command needs uv: without it, nothing happens
+    yield f"uv venv --clear --python {run['python']} {environment}"
     if commit:
-        yield f"git checkout --detach {commit}"
-        if about.get("dirty"):
+        yield f"test -d {folder}/code || git worktree add --detach {folder}/code {commit}"
+        if run.get("dirty"):
             yield f"# beware: {file} may differ from that commit: the run kept a copy in its folder"
     else:
         yield "# the run was not made in a git checkout, so that its code is not known"
-    yield f"uv venv --python {python} {ENVIRONMENT}"
-    if left_out := len(about["packages"]) - len(versions):
+    if left_out := len(run["packages"]) - len(versions):
         yield f"# without {left_out} that have no proper name or version"
-    yield from (f"cat > {ENVIRONMENT}/versions.txt << 'EOF'", *versions, "EOF")
+    yield from (f"cat > {folder}/versions.txt << 'EOF'", *versions, "EOF")
     # constraints install nothing that the file does not ask for
-    constraints = f"--constraints {ENVIRONMENT}/versions.txt"
-    yield f"uv pip install --python {ENVIRONMENT} {constraints} --requirements cleanrl/{file}"
-    variables = f"WANDB_TAGS={shlex.quote(tags)} " if tags else ""
-    yield f"{variables}{ENVIRONMENT}/bin/{program} {shlex.join([f'cleanrl/{file}', *words])}"
+    install = f"--constraints {folder}/versions.txt --requirements {code}/{file}"
+    yield f"uv pip install --python {environment} {install}"
+    num_processes = int(run.get("world_size", 1))
+    program = f"torchrun --nproc-per-node {num_processes}" if num_processes > 1 else "python"
+    words = [word for name, value in args.items() for word in to_words(name, value)]
+    tags = shlex.quote(",".join(run.get("tags", [])))
+    variables = f"WANDB_TAGS={tags} " if run.get("tags") else ""
+    yield f"{variables}{environment}/bin/{program} {shlex.join([f'{code}/{file}', *words])}"
+
+
+def check(run):
+    """Refuse what a shell could take for anything but a name, a version or a commit."""
+    file, commit, python = run["file"], run.get("commit", ""), run["python"]
+    is_file = re.fullmatch(r"\w[\w.-]*\.py", file, re.A)
+    require(is_file, "file is not the name of an algorithm file")
+    is_commit = re.fullmatch(r"([0-9a-f]{40}([0-9a-f]{24})?)?", commit)
+    require(is_commit, "commit is not the name of a commit")
+    require(re.fullmatch(r"\d+\.\d+\.[0-9a-z+]+", python, re.A), "python is not a version")
+    is_number = 0 < int(run.get("world_size", 1)) < 2**16
+    require(is_number, "world_size is not a number of processes")
+    for tag in run.get("tags", []):
+        printable(tag, "a tag")
+    printable(run.get("device", ""), "device")
+    printable(str(run["args"]["env_id"]), "env_id")
+    int(run["args"]["seed"])
+    return run
+
+
+def pinned(packages):
+    """Requirements such as numpy==2.3.4 of what has a proper name and version."""
+    lines = []
+    for name, version in sorted(packages.items()):
+        is_name = re.fullmatch(r"\w([\w.-]*\w)?", name, re.A)
+        if is_name and re.fullmatch(r"\d[\w.!+-]*", str(version), re.A):
+            # PyPI has no local versions such as 2.13.0+cpu
+            lines.append(f"{name}=={version.split('+')[0]}")
+    return lines
 
 
 def main():
-    args = tyro.cli(Args)
+    args = tyro.cli(Args, prog="python -m cleanrl_utils.reproduce", description=__doc__)
     with runs.explain(args.run_folder):
         script = list(commands(args.run_folder))  # all of it, or nothing
     print("\n".join(script))

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -77,9 +78,14 @@ def write(folder, **entries):
     return folder
 
 
+def place(lines):
+    """The folder that a script fills."""
+    return re.search(r"\.reproduce/\w+", "\n".join(lines))[0]
+
+
 def execute(lines, folder):
     """Run a script with git, uv and Python replaced by recorders of their words and WANDB_TAGS."""
-    for name in ("bin/git", "bin/uv", ".venv-reproduce/bin/python"):
+    for name in ("bin/git", "bin/uv", f"{place(lines)}/.venv/bin/python"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(
             '#!/bin/bash\n{ printf "%s\\0" "${0##*/}" "$@" "$WANDB_TAGS"; '
@@ -96,9 +102,11 @@ def execute(lines, folder):
 
 def test_printed_command_makes_the_same_run(run, tmp_path):
     """The last line, run for real: flags, tags, curves and weights are equal, bit for bit."""
-    (tmp_path / "cleanrl").symlink_to(ROOT / "cleanrl")
-    (tmp_path / reproduce.ENVIRONMENT).symlink_to(sys.prefix)
-    *_, command = printed(run)
+    lines = printed(run)
+    (tmp_path / place(lines)).mkdir(parents=True)
+    (tmp_path / place(lines) / "code").symlink_to(ROOT)
+    (tmp_path / place(lines) / ".venv").symlink_to(sys.prefix)
+    command = lines[-1]
     assert (
         command.startswith("WANDB_TAGS=")
         and " --no-anneal-lr " in command
@@ -126,28 +134,72 @@ def test_printed_command_makes_the_same_run(run, tmp_path):
 def test_commit_and_versions_are_those_of_the_run(run, tmp_path):
     lines = printed(run)
     told = about(run)
-    assert (
-        f"git checkout --detach {told['commit']}" in lines
-        and f"uv venv --python {told['python']} .venv-reproduce" in lines
-    )
+    folder = f".reproduce/{told['commit'][:12]}"
+    assert f"uv venv --clear --python {told['python']} {folder}/.venv" in lines
     assert lines[0] == f"# CartPole-v1 with ppo.py, seed 3, on {told['device']}"
-    versions = lines[
-        lines.index("cat > .venv-reproduce/versions.txt << 'EOF'") + 1 : lines.index("EOF")
-    ]
+    versions = lines[lines.index(f"cat > {folder}/versions.txt << 'EOF'") + 1 : lines.index("EOF")]
     known = {f"{name}=={version.partition('+')[0]}" for name, version in told["packages"].items()}
     assert set(versions) == known and len(known) > 50
-    git, venv, install, python = execute(lines, tmp_path)
-    assert git[:4] == ["git", "checkout", "--detach", told["commit"]] and venv[:3] == [
-        "uv",
-        "venv",
-        "--python",
-    ]
-    assert install[-3:-1] == ["--requirements", "cleanrl/ppo.py"] and "--constraints" in install
-    assert (tmp_path / ".venv-reproduce/versions.txt").read_text().splitlines() == versions
+    venv, git, install, python = execute(lines, tmp_path)
+    worktree = ["git", "worktree", "add", "--detach", f"{folder}/code", told["commit"]]
+    assert git[:-1] == worktree and venv[:2] == ["uv", "venv"]
+    file = f"{folder}/code/cleanrl/ppo.py"
+    assert install[-3:-1] == ["--requirements", file] and "--constraints" in install
+    assert (tmp_path / f"{folder}/versions.txt").read_text().splitlines() == versions
     assert (
-        python[:4] == ["python", "cleanrl/ppo.py", "--exp-name", "it's $HOME; -x"]
+        python[:4] == ["python", file, "--exp-name", "it's $HOME; -x"]
         and python[-1] == "v1-2-gabc,it's $HOME"
     )
+
+
+@pytest.mark.parametrize("has_uv", [False, True])
+def test_the_checkout_stays_where_it_was(tmp_path, has_uv):
+    """With real git, on a branch with changes and a commit after the run's; also without uv."""
+
+    def git(*words):
+        command = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *words]
+        done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    file = tmp_path / "cleanrl" / "ppo.py"
+    file.parent.mkdir()
+    git("init", "-q", "-b", "mine")
+    (tmp_path / ".gitignore").write_text((ROOT / ".gitignore").read_text() + "\nbin/\n")
+    for version in ("old", "new"):
+        file.write_text(f"print({version!r})\n")
+        git("add", ".")
+        git("commit", "-qm", version)
+    file.write_text("print('changed')\n")
+    commit, before = (
+        git("rev-parse", "HEAD~1"),
+        (git("rev-parse", "HEAD"), git("status", "--short")),
+    )
+    lines = list(reproduce.commands(write(tmp_path / "runs", commit=commit)))
+    binaries = tmp_path / "bin"
+    binaries.mkdir()
+    (binaries / "git").symlink_to(shutil.which("git"))
+    if has_uv:  # it makes an environment of this Python; what it installs is tested below
+        (binaries / "uv").write_text(
+            f'#!/bin/bash\n[ "$1" = pip ] || {{ mkdir -p "${{@: -1}}/bin"\n'
+            f'ln -s {sys.executable} "${{@: -1}}/bin/python"; }}\n'
+        )
+        (binaries / "uv").chmod(0o755)
+    environment = {"PATH": f"{binaries}:/bin:/usr/bin", "HOME": str(tmp_path)}
+    done = subprocess.run(
+        ["bash", "-e"],
+        input="\n".join(lines),
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    if has_uv:
+        assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "old"), done.stderr
+    else:
+        assert done.returncode == 127 and "uv: " in done.stderr, done.stderr
+        assert not (tmp_path / ".reproduce").exists()
+    assert (git("rev-parse", "HEAD"), git("status", "--short")) == before
+    assert git("branch", "--show-current") == "mine"
 
 
 @needs_uv
@@ -250,7 +302,8 @@ def test_flags_of_every_type(tmp_path):
 def test_processes_that_learned_together_do_so_again(tmp_path):
     run = write(tmp_path / "run", file="ppo_atari_multigpu.py", world_size=3)
     assert printed(run)[-1].startswith(
-        ".venv-reproduce/bin/torchrun --nproc-per-node 3 cleanrl/ppo_atari_multigpu.py "
+        ".reproduce/000000000000/.venv/bin/torchrun --nproc-per-node 3 "
+        ".reproduce/000000000000/code/cleanrl/ppo_atari_multigpu.py "
     )
 
 
@@ -277,7 +330,7 @@ def test_packages_are_only_names_and_versions(tmp_path):
     )
     execute(lines, tmp_path)
     assert (
-        tmp_path / ".venv-reproduce/versions.txt"
+        tmp_path / place(lines) / "versions.txt"
     ).read_text() == "ray==2.60.0rc1\ntorch==2.13.0\n"
     assert (
         "# without 11 that have no proper name or version" in lines
@@ -358,7 +411,8 @@ def test_what_to_know_is_said(tmp_path):
     beware = "# beware: the part of the environment's id before the colon "
     assert f"{beware}is a module that the run imports" in lines
     assert "# the run was not made in a git checkout, so that its code is not known" in lines
-    assert not [line for line in lines if line.startswith("git")]
+    assert not [line for line in lines if "git " in line and line[0] != "#"]
+    assert lines[-1].startswith(".reproduce/unknown/.venv/bin/python cleanrl/mine.py ")
     assert Path(tmp_path, "run.json").exists()
 
 
