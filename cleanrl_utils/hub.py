@@ -92,7 +92,6 @@ def need_extra():
 @contextmanager
 def asking_the_hub(attempt):
     """Report what the Hub answers, or that it cannot be reached, as one line."""
-    import httpx
     from huggingface_hub import constants, errors
 
     login = "log in with `hf auth login`"
@@ -100,14 +99,13 @@ def asking_the_hub(attempt):
         yield
     except errors.RepositoryNotFoundError:
         reason = f"the Hub has no such repository, or shows it only to those who {login}"
-    except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError, httpx.TransportError) as e:
-        root = e.__cause__ if isinstance(e.__cause__, httpx.TransportError) else e
-        attempt, reason = f"reach {constants.ENDPOINT}", f"{one_line(root)} (no network?)"
     except errors.HfHubHTTPError as e:
         status = e.response.status_code
         reason = f"the Hub answered {status}: {e.server_message or one_line(e)}"
         if status in (401, 403):
             reason = f"the Hub says that you may not: {login}, with a token that can write"
+    except (errors.HTTPError, errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError) as e:
+        attempt, reason = f"reach {constants.ENDPOINT}", f"{one_line(e)} (no network?)"
     except Exception as e:
         reason = one_line(e)
     else:

@@ -222,6 +222,22 @@ def test_command_runs(checkout, command, monkeypatch):
     assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
 
 
+def test_models_load_as_the_page_for_users_of_v1_says(checkout):
+    (run,) = [path for path in (checkout / "runs").iterdir() if "CartPole-v1__ppo__1" in path.name][
+        :1
+    ]
+    page = (ROOT / "docs" / "coming-from-v1.md").read_text()
+    (snippet,) = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
+    done = subprocess.run(
+        [sys.executable, "-c", snippet.replace("<run>", run.name)],
+        cwd=checkout,
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert re.fullmatch(r"return \d+\.0\n", done.stdout), done.stderr
+
+
 def check_tensorboard(checkout, words):
     server = subprocess.Popen(
         [*words.split(), "--port", "0"],
