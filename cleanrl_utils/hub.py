@@ -105,7 +105,9 @@ def asking_the_hub(attempt):
         if status in (401, 403):
             reason = f"the Hub says that you may not: {login}, with a token that can write"
     except (errors.HTTPError, errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError) as e:
-        attempt, reason = f"reach {constants.ENDPOINT}", f"{one_line(e)} (no network?)"
+        reason = one_line(e)
+        if not isinstance(e.__cause__, errors.HfHubHTTPError):  # an answer, if a bad one
+            attempt, reason = f"reach {constants.ENDPOINT}", f"{reason} (no network?)"
     except Exception as e:
         reason = one_line(e)
     else:

@@ -323,7 +323,10 @@ def tell(run, **entries):
         (lambda run: (run / "run.json").write_text("[" * 100_000), "RecursionError"),
         (lambda run: remove(run, "checkpoint.pt"), "cannot load the checkpoint"),
         (lambda run: (run / "checkpoint.pt").write_bytes(b"no"), "cannot load the checkpoint"),
-        (lambda run: torch.save({"agent": Bomb()}, run / "checkpoint.pt"), "holds more than weights"),
+        (
+            lambda run: torch.save({"agent": Bomb()}, run / "checkpoint.pt"),
+            "holds more than weights",
+        ),
         (lambda run: edit(run, env_id="NoSuchEnv-v0"), "cannot rebuild the agent"),
         (lambda run: edit(run, env_id="Acrobot-v1"), "cannot rebuild the agent"),
         (lambda run: edit(run, env_id="evil:CartPole-v1"), "--env-id evil:CartPole-v1"),
