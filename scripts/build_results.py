@@ -141,6 +141,29 @@ def overview():
     return "\n".join(lines)
 
 
+def highlights():
+    """For the README: how many results match v1, and the first one of each file."""
+    judged, matched, lines = 0, 0, []
+    for folder in sorted(TABLES):
+        rows = [row for row in summarize(folder) if row[-2] != "none" and row[-1] != "partial"]
+        good = [row for row in rows if row[-1] in ("better", "reproduced")]
+        judged, matched = judged + len(rows), matched + len(good)
+        for env_id, _, finished, _, v1, status in good[:1]:
+            values, _ = describe(list(finished.values()))
+            seeds = len(finished)
+            lines.append(f"| `{folder}.py` | {env_id} | {seeds} | {values} | {v1} | {status} |")
+    return "\n".join(
+        [
+            f"{matched} of {judged} results with three or more finished seeds match or exceed CleanRL",
+            "v1's published number; the others are inconclusive or below. One of each file:",
+            "",
+            "| file | environment | seeds | return | v1 (upstream) | status |",
+            "|---|---|---|---|---|---|",
+            *lines,
+        ]
+    )
+
+
 def write(page, name, text):
     """Replace what stands between the two marks of a page."""
     start, end = f"<!-- results: {name} -->", "<!-- end of results -->"
@@ -237,3 +260,4 @@ if __name__ == "__main__":
     for folder in folders or PLAN:
         build(folder)
     write(DOCS.parent / "results.md", "overview", overview())
+    write(DOCS.parent.parent / "README.md", "highlights", highlights())
