@@ -1,19 +1,18 @@
-"""A stand-in for an algorithm file that the tuner's tests can run in a second: its returns are
-known, and it can misbehave."""
+"""A stand-in for an algorithm file that the tuner's tests run in a fifth of a second: its returns
+are known, and it can misbehave. It writes its events by hand, since TensorBoard's writer alone
+takes three times as long to import."""
 
+import argparse
+import functools
 import json
 import math
 import os
+import struct
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-
-import tyro
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 
 @dataclass
@@ -30,6 +29,19 @@ class Args:
     wandb_entity: str | None = None
 
 
+def parse():
+    parser = argparse.ArgumentParser()
+    for field in fields(Args):
+        name = "--" + field.name.replace("_", "-")
+        assert field.default is not MISSING
+        if field.type is bool:
+            parser.add_argument(name, action=argparse.BooleanOptionalAction, default=field.default)
+        else:
+            kind = field.type if field.type in (int, float) else str
+            parser.add_argument(name, type=kind, default=field.default)
+    return Args(**vars(parser.parse_args()))
+
+
 def returns(args):
     """What is logged: 10 x times the share of the steps done, one more for each seed, ten times as
     much in environment B."""
@@ -40,35 +52,70 @@ def returns(args):
     ]
 
 
-if __name__ == "__main__":
-    args = tyro.cli(Args)
-    args.seconds = 600 if args.hang in os.getcwd() else args.seconds
+@functools.cache
+def crc_table():
+    table = []
+    for byte in range(256):
+        for _ in range(8):
+            byte = (byte >> 1) ^ (0x82F63B78 if byte & 1 else 0)
+        table.append(byte)
+    return table
+
+
+def masked_crc(data):
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = crc_table()[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    crc ^= 0xFFFFFFFF
+    return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def varint(number):
+    parts = []
+    while number > 127:
+        parts.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*parts, number])
+
+
+def record(step, scalars):
+    """An event with scalars, as in an event file of TensorBoard."""
+    summary = b""
+    for tag, value in scalars.items():
+        content = b"\x0a" + varint(len(tag)) + tag.encode() + b"\x15" + struct.pack("<f", value)
+        summary += b"\x0a" + varint(len(content)) + content
+    event = b"\x09" + struct.pack("<d", time.time()) + b"\x10" + varint(step)
+    event += b"\x2a" + varint(len(summary)) + summary
+    length = struct.pack("<Q", len(event))
+    return length + masked_crc(length) + event + masked_crc(event)
+
+
+def main():
+    args = parse()
+    if args.hang in os.getcwd():
+        args.seconds = 600
     if args.mode == "crash":
         print("some words")
         raise SystemExit("x must be smaller")
     run = Path("runs", f"{args.env_id}__toy__{args.seed}__{int(time.time())}")
     run.mkdir(parents=True)
-    variables = {
-        name: value for name, value in os.environ.items() if name.startswith(("WANDB_", "OMP_"))
-    }
-    (run / "run.json").write_text(json.dumps({"args": asdict(args), "variables": variables}))
+    about = {"file": "toy.py", "args": vars(args), "variables": dict(os.environ)}
+    (run / "run.json").write_text(json.dumps(about))
     if args.seconds:  # as environments in processes of their own
-        child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+        child = subprocess.Popen(["sleep", "600"])
         Path("pids").write_text(f"{os.getpid()} {child.pid}")
-    writer = EventFileWriter(str(run))
-    for step, value in [] if args.mode == "silent" else returns(args):
-        value = (
-            math.nan
-            if step == {"nan": 10, "nan at the end": args.total_timesteps}.get(args.mode)
-            else value
-        )
-        values = [
-            Summary.Value(tag="charts/episodic_return", simple_value=value),
-            Summary.Value(tag="other", simple_value=7),
-        ]
-        writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
-        time.sleep(args.seconds / args.total_timesteps)
-    writer.close()
+    with (run / "events.out.tfevents.1").open("wb", buffering=0) as events:
+        for step, value in [] if args.mode == "silent" else returns(args):
+            if step == {"nan": 10, "nan at the end": args.total_timesteps}.get(args.mode):
+                value = math.nan
+            events.write(record(step, {"charts/episodic_return": value, "other": 7}))
+            time.sleep(args.seconds / args.total_timesteps)
+        if args.mode == "silent":
+            events.write(record(1, {"other": 7}))
     print("the end")
     if args.seconds:
         child.kill()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

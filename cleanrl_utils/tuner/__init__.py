@@ -1,0 +1,19 @@
+"""Find flags with which an algorithm file does well on several environments at once, with Optuna.
+
+    python -m cleanrl_utils.tuner scripts/tune_ppo.py
+    python -m cleanrl_utils.tuner scripts/tune_ppo.py --workers 4 --storage postgresql+psycopg://...
+
+Each trial samples flags with params_fn and trains with them on every environment and seed. The
+score of a trial is the aggregate of its runs' scores, each normalized by the range of its
+environment. The same command resumes the study. See docs/tuner.md.
+
+tuner.py has the settings, scheduler.py the loop, study.py what tuners share, flags.py what params_fn
+returns, trials.py the runs of a trial and their scores, results.py plots, CSV and the best flags.
+"""
+
+from cleanrl_utils.errors import explain
+
+with explain("start the tuner"):
+    from cleanrl_utils.tuner.tuner import Tuner
+
+__all__ = ["Tuner"]
