@@ -49,7 +49,10 @@ NOISE = re.compile(  # lines of an output that are no reason
     r"|\W*$"  # the frame of a box
 )
 ERROR = re.compile(r"([A-Za-z_][\w.]*(Error|Exception|NotInstalled|NotFound)\b|cannot )")
-AFTER_THE_ERROR = re.compile(r"Traceback |Exception ignored |During handling |The above exc")
+AFTER_THE_ERROR = re.compile(
+    r"Traceback |Exception ignored |During handling |The above exc"
+    r"|\S+ failed at step \S+ continue with --resume "  # the last word of a file of ours
+)
 
 
 def thread_settings():
@@ -113,12 +116,15 @@ def kill(process):
     return process.wait()
 
 
-def collect_requests():
-    """A list that gets every SIGINT and SIGTERM from now on, instead of being ended by them."""
+def collect_requests(*numbers):
+    """A list that gets each of these signals from now on, instead of this process being ended.
+
+    Signals that are ignored, as nohup does, stay ignored."""
     requests = []
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, frame: requests.append(number))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGTERM])  # Ray blocks one
+    for number in numbers or (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: requests.append(number))
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])  # Ray blocks SIGINT
     return requests
 
 

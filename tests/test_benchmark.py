@@ -1,6 +1,7 @@
 """cleanrl_utils.benchmark: every planned run ends once, whole, whatever is killed on the way."""
 
 import contextlib
+import io
 import json
 import os
 import pty
@@ -20,8 +21,10 @@ from pathlib import Path
 import pytest
 import tyro
 
-from cleanrl_utils.benchmark import runner as benchmark
-from cleanrl_utils.benchmark import task
+from cleanrl_utils import processes
+from cleanrl_utils.benchmark import log as run_log
+from cleanrl_utils.benchmark import plan, runner, summary, task
+from cleanrl_utils.benchmark.screen import Screen
 from tests.harness import PPO, ROOT, about, scalars
 
 WALK = '''
@@ -72,7 +75,7 @@ def here(tmp_path, monkeypatch):
         signal.SIGHUP,
     ):  # a shell in the background may have them ignored, and children take that over
         signal.signal(number, signal.default_int_handler)
-    for name in (*benchmark.ONE_THREAD, "CUDA_VISIBLE_DEVICES", "WANDB_TAGS"):
+    for name in (*processes.SETTINGS, "CUDA_VISIBLE_DEVICES", "WANDB_TAGS"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
 
@@ -244,7 +247,7 @@ def test_what_fails_for_good_is_told(here):
     assert done.stdout.splitlines()[-1].endswith("1 of 2 done, 0 queued, 0 running, 1 failed")
     (line,) = done.stderr.splitlines()
     assert line.startswith(
-        "failed: broken seed 1: ValueError: no (runs/benchmark/default__broken__1__"
+        "failed: broken seed 1: ValueError: no way (runs/benchmark/default__broken__1__"
     )
     again = bench(
         ["python broken.py", "python walk.py"], "--num-seeds", 1, "--dry-run"
@@ -259,23 +262,196 @@ def test_what_fails_for_good_is_told(here):
         ("python flags.py --no-such-flag", "Unrecognized options: --no-such-flag"),
         (
             f"python -I -S {PPO.with_stem('dqn_jax')}",
-            "flax is missing: pip install -r requirements/requirements-jax.txt",
+            "flax is not installed: pip install -r requirements/requirements-jax.txt",
         ),
         (
             f"python -I -S {PPO}",
-            "gymnasium is missing: pip install -r requirements/requirements.txt",
+            "gymnasium is not installed: pip install -r requirements/requirements.txt",
         ),
+        ("python refuses.py env", "cannot train on Nope-v1: Environment `Nope` doesn't exist."),
+        ("python refuses.py login", "cannot log to runs: No API key configured. Use `wandb login`"),
     ],
-    ids=["flag", "flag-tyro", "extra", "base"],
+    ids=["flag", "flag-tyro", "extra", "base", "env", "login"],
 )
 def test_what_cannot_work_is_not_tried_again(here, command, why):
     Path("flags.py").write_text(
         "import dataclasses, tyro\n@dataclasses.dataclass\nclass A:\n    seed: int = 1\ntyro.cli(A)"
     )
+    Path("refuses.py").write_text(
+        "import sys\n"
+        "if sys.argv[1] == 'env':\n"
+        "    sys.exit('cannot train on Nope-v1: Environment `Nope` doesn\\'t exist.')\n"
+        "sys.exit('cannot log to runs: No API key configured. Use `wandb login`')"
+    )
     done = bench(command, "--num-seeds", 1)
     assert done.returncode == 1 and count("started") == 1
     (line,) = done.stderr.splitlines()
     assert f": {why} (" in line
+
+
+def test_runs_that_fail_alike_end_the_benchmark(here):
+    Path("broken.py").write_text("raise ValueError('seed 3')")
+    done = bench("python broken.py", "--num-seeds", 20)
+    assert done.returncode == 1 and count("started") in (3, 4)
+    line = "stopped: the first 3 runs failed alike: ValueError: seed 3"
+    assert done.stderr.splitlines() == [line]
+    assert done.stdout.splitlines()[-1].endswith("0 of 20 done, 20 queued, 0 running, 0 failed")
+
+
+def test_runs_that_fail_alike_beside_one_that_works_do_not(here):
+    Path("broken.py").write_text("raise ValueError('no way')")
+    commands = ["python walk.py --steps 60 --delay 0.1", "python broken.py"]
+    done = bench(commands, "--num-seeds", 4, "--workers", 2, "--retries", 0)
+    assert "4 of 8 done, 0 queued, 0 running, 4 failed" in done.stdout.splitlines()[-1]
+    assert done.returncode == 1 and "alike" not in done.stderr
+
+
+def test_a_finished_run_whose_folder_is_gone_runs_again(here):
+    assert bench("python walk.py", "--num-seeds", 2).returncode == 0
+    (first,) = Path("runs").glob("*__walk__1__*")
+    shutil.rmtree(first)
+    listed = bench("python walk.py", "--num-seeds", 2, "--workers", 0).stdout.splitlines()
+    assert [line.split()[0] for line in listed[:2]] == ["gone", "done"]
+    again = bench("python walk.py", "--num-seeds", 2)
+    assert "the folders of 1 finished runs are gone: they run again" in again.stdout
+    assert again.returncode == 0 and count("started") == 3
+    assert len(list(Path("runs").glob("*__walk__1__*"))) == 1
+
+
+def test_the_end_is_a_table_and_a_command_that_compares(here):
+    """Mean and sample standard deviation of the last 100 episodes, and each command as a side."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    commands = ["python walk.py --lr 1e-4", "python walk.py --lr 3e-4"]
+    runs = plan.make_plan(plan.Args(tuple(commands), ("A-v0",), num_seeds=2))
+    returns = {("1e-4", 1): 10.0, ("1e-4", 2): 20.0, ("3e-4", 1): 30.0, ("3e-4", 2): 50.0}
+    for run in runs:
+        lr = run.words[run.words.index("--lr") + 1]
+        run.state = "done"
+        run.run_folder = Path(f"runs/A-v0__walk__{run.seed}__{lr}")
+        with SummaryWriter(run.run_folder) as writer:
+            for step in range(1, 151):
+                value = returns[lr, run.seed] if step > 50 else -999
+                writer.add_scalar("charts/episodic_return", value, step)
+        flags = {"exp_name": "walk", "env_id": "A-v0", "seed": run.seed, "lr": float(lr)}
+        about = {"file": "walk.py", "args": flags | {"total_timesteps": 150}}
+        (run.run_folder / "run.json").write_text(json.dumps(about))
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        summary.print_summary(runs, ("A-v0",))
+    text = output.getvalue()
+    assert re.search(r"A-v0 .*lr=0.0001.* 2 +15.00 ± 7.07", text), text
+    assert re.search(r"A-v0 .*lr=0.0003.* 2 +40.00 ± 14.14", text), text
+    command = "rlops --filters 'walk?lr=0.0001' 'walk?lr=0.0003' --env-ids A-v0 --report"
+    assert text.splitlines()[-1] == f"python -m cleanrl_utils.{command}"
+
+
+def test_dry_run_sees_what_cannot_work(here, monkeypatch):
+    """Unknown environments, flags that do not fit and a missing login, without a run."""
+    monkeypatch.setenv("HOME", str(here))  # nobody is logged in
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    done = bench(
+        [f"python {PPO}", f"python {PPO} --num-envs 0", f"python {PPO} --track", "python walk.py"],
+        *("--env-ids", "CartPole-v1", "Nope-v1", "--num-seeds", 1, "--dry-run"),
+    )
+    assert done.returncode == 1, done.stderr
+    told = [(line.split()[0], line.partition("--seed 1")[2]) for line in done.stdout.splitlines()]
+    flags = ("refused", ": cannot run with these flags: num_envs must be positive, not 0")
+    nope = ("refused", ": cannot train on Nope-v1: Environment `Nope` doesn't exist.")
+    login = ("refused", ": cannot log to runs: No API key configured.")
+    works = ("queued", "")
+    expected = [works, nope, flags, flags, login, nope, works, works]
+    for (word, why), (expected_word, expected_why) in zip(told[:8], expected, strict=True):
+        assert (
+            word == expected_word
+            and why.startswith(expected_why)
+            and bool(why) == bool(expected_why)
+        )
+    assert told[-1][0] == "8" and not Path("runs").exists()
+
+
+def test_yaml_and_grid(here):
+    """A file has the flags of the command line; those given beside it win."""
+    Path("mine.yaml").write_text(
+        "command: python walk.py\nenv_ids: [A-v0, B-v0]\nnum-seeds: 2\nauto_tag: false\n"
+        "grid:\n  steps: [3, 5]\n  norm_adv: [true, false]\n"
+    )
+    listed = bench([], "--config", "mine.yaml", "--env-ids", "C-v0", "--dry-run").stdout
+    flags = [f"--steps {n} --{norm}" for n in (3, 5) for norm in ("norm-adv", "no-norm-adv")]
+    assert listed.splitlines() == [
+        *(
+            f"queued  python walk.py {words} --env-id C-v0 --seed {seed}"
+            for seed in (1, 2)
+            for words in flags
+        ),
+        "8 runs, 0 of them finished",
+    ]
+    grid = ["--grid", "steps=3,5", "norm_adv=True,False", "--env-ids", "C-v0", "--num-seeds", 2]
+    assert bench("python walk.py", *grid, "--dry-run").stdout == listed
+    instead = bench("python walk.py --delay 0", "--config", "mine.yaml", "--workers", 0).stdout
+    assert instead.count("python walk.py --delay 0 ") == 16, "not added to the file's command"
+
+
+def test_yaml_of_the_docs(here):
+    text = (ROOT / "docs" / "benchmark.md").read_text().split("```yaml\n")[1].split("```")[0]
+    Path("mine.yaml").write_text(text.replace("cleanrl/ppo.py", str(PPO)))
+    listed = bench([], "--config", "mine.yaml", "--workers", 0)
+    assert listed.stdout.splitlines()[-1] == "12 runs, 0 of them finished", listed.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "why"),
+    [
+        ("command: [", [], "cannot read mine.yaml: while parsing a flow node"),
+        ("- x", [], "cannot read mine.yaml: it is no list of `flag: value`"),
+        ("seeds: 3", [], "Unrecognized options: --seeds=3|Unrecognized options: --seeds"),
+        ("num_seeds: ten", [], "Error parsing --num-seeds: invalid literal"),
+        ("command: python walk.py", ["--grid", "steps"], "--grid steps: write NAME=VALUE,VALUE"),
+        ("command: python walk.py", ["--grid", "a b=1"], "cannot use --grid a b=1: 'a b' is not"),
+    ],
+)
+def test_yaml_and_grid_that_cannot_be_read(here, text, flags, why):
+    Path("mine.yaml").write_text(text)
+    done = bench([], "--config", "mine.yaml", *flags)
+    assert done.returncode != 0 and done.stdout == "" and "Traceback" not in done.stderr
+    assert re.search(why, done.stderr) and not Path("runs").exists()
+
+
+def test_runs_of_several_commands_are_told_apart():
+    commands = [
+        "python a/ppo.py --learning-rate 1e-4 --num-envs 4",
+        "python a/ppo.py --learning-rate 3e-4 --num-envs 4 --no-norm-adv",
+        "python b/ppo.py",
+        "python dqn.py --start-e -0.5",
+    ]
+    assert plan.make_labels(commands) == [
+        "a/ppo.py --learning-rate 1e-4",
+        "a/ppo.py --learning-rate 3e-4 --no-norm-adv",
+        "b/ppo.py",
+        "dqn",
+    ]
+
+
+def test_rows_differ_at_80_columns(monkeypatch):
+    """Flags fold instead of being cut, at any length."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "40")
+    common = "python cleanrl/ppo_continuous_action.py --total-timesteps 1000000 --learning-rate"
+    rates = ("0.00010000000001", "0.00010000000002")
+    args = plan.Args(tuple(f"{common} {rate}" for rate in rates), ("HalfCheetah-v4", "Humanoid-v4"))
+    page = Screen(plan.make_plan(args))
+    with page.console.capture() as captured:
+        page.console.print(page.page())
+    lines = captured.get().splitlines()
+    assert max(map(len, lines)) <= 80
+    text = "".join("".join(line[8:56].split()) for line in lines)
+    for env_id in args.env_ids:
+        for rate in rates:
+            for seed in (1, 2, 3):
+                title = f"{env_id}ppo_continuous_action--learning-rate{rate}seed{seed}"
+                assert text.count(title) == 1, captured.get()
+    assert "total" not in captured.get(), "only what differs is shown"
 
 
 @pytest.mark.parametrize(
@@ -361,8 +537,12 @@ def test_whoever_asks_twice_does_not_wait(here):
         "it waits for the deaf one to end by itself"
     )
     runner.send_signal(signal.SIGINT)
-    assert runner.wait(timeout=30) == 128 + signal.SIGINT and time.time() - start < task.GRACE
+    assert runner.wait(timeout=30) == 128 + signal.SIGINT and time.time() - start < processes.GRACE
     assert processes_here() == []
+
+
+def steps_made():
+    return sum(path.read_text().count("\n") for path in Path("runs").glob("*/steps.txt"))
 
 
 def test_runner_killed_again_and_again(here):
@@ -371,9 +551,11 @@ def test_runner_killed_again_and_again(here):
         words("python walk.py --steps 20 --delay 0.1 --helper 1", "--num-seeds", 5, "--workers", 2),
         random.Random(1),
     )
-    for _ in range(6):
+    for _ in range(4):
+        made = steps_made()
         runner = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        time.sleep(0.4 + 1.5 * moments.random())
+        wait_for(lambda made=made: steps_made() > made + 3)
+        time.sleep(0.5 * moments.random())
         runner.kill()
         runner.wait()
     done = subprocess.run(command, capture_output=True, text=True)
@@ -409,14 +591,14 @@ def test_what_lives_on_without_a_watcher_is_ended_first(here):
         pytest.raises(SystemExit, match="another process is still at this run"),
         log.open("ab") as file,
     ):
-        task.lock(file, patience=1)
+        task.wait_for_lock(file, [], False, patience=1)
     assert second.wait() == 0, "what is watched over is left alone"
     with log.open("ab") as file:
-        assert task.lock(file, patience=1) is None
+        assert task.wait_for_lock(file, [], False, patience=1) is None
 
 
 def test_journal_survives_a_line_cut_short(tmp_path):
-    journal = benchmark.Journal(tmp_path)
+    journal = runner.Journal(tmp_path)
     journal.write({"run": "a", "event": "done"}, {"run": "b", "event": "started"})
     whole = journal.path.read_bytes()
     for size in range(len(whole) + 1):  # as far as the disk got
@@ -477,10 +659,10 @@ def test_a_thousand_runs_are_listed_and_resumed_in_seconds(here):
         == "1000 runs, 0 of them finished"
     )
     listed = time.time() - start
-    args = benchmark.Args(("python walk.py",), flags[1:11], num_seeds=100)
-    runs = benchmark.plan(args)
+    args = plan.Args(("python walk.py",), flags[1:11], num_seeds=100)
+    runs = plan.make_plan(args)
     args.folder.mkdir(parents=True)
-    benchmark.Journal(args.folder).write(
+    runner.Journal(args.folder).write(
         *({"run": run.name, "event": event} for run in runs[:-1] for event in ("started", "done"))
     )
     start = time.time()
@@ -493,41 +675,33 @@ def test_a_thousand_runs_are_listed_and_resumed_in_seconds(here):
 
 def test_table_on_a_terminal(here):
     """What a terminal of 12 lines shows at the end, and that it was drawn over and over before."""
-
     output, (ours, theirs) = b"", pty.openpty()
     command = words(
-        "python walk.py --steps 40 --delay 0.1 --crash-at 30",
-        "--num-seeds",
-        12,
-        "--workers",
-        6,
-        "--retries",
-        0,
+        ["python walk.py --steps 20 --delay 0.1 --crash-at 15", "python walk.py --delay 0.6"],
+        *("--num-seeds", 6, "--workers", 6, "--retries", 0),
     )
+    size = {"COLUMNS": "80", "LINES": "12", "TERM": "xterm"}
     runner = subprocess.Popen(
-        command,
-        stdout=theirs,
-        stderr=subprocess.DEVNULL,
-        env=os.environ | {"COLUMNS": "80", "LINES": "12"},
+        command, stdout=theirs, stderr=subprocess.DEVNULL, env=os.environ | size
     )
     os.close(theirs)
     with contextlib.suppress(OSError):  # which is how a terminal ends
         while data := os.read(ours, 65536):
             output += data
-    status = runner.wait()
-    frames = [frame.replace("\r", "") for frame in output.decode().split("\x1b[J")]
-    assert status == 1 and len(frames) > 3
-    is_drawn = re.compile(r"^running  walk seed \d+ +\d+% +\d+ +\d+  0:\d\d$", re.M)
+    assert runner.wait() == 1
+    plain = re.sub(r"\x1b\[[?\d;]*[a-zA-Z]|\r", "", output.decode())
+    frames = re.split(r"(?<!\d)(?=\d+ of 12 done)", plain)[1:]
+    is_drawn = re.compile(r"^running  walk --delay 0.6 seed \d +\d+% +\d+ +\d+  0:\d\d", re.M)
     middle, last = next(filter(is_drawn.search, frames)).splitlines(), frames[-1].splitlines()
-    assert re.match(r"0 of 12 done, \d queued, \d running, \d failed   0:\d\d", middle[0])
+    assert len(frames) > 3
+    assert re.match(r"\d of 12 done, \d queued, \d running, \d failed   0:\d\d", middle[0])
     assert re.match(r"state +run +steps +return +steps/s +time", middle[1])
-    assert last[0].startswith("0 of 12 done, 0 queued, 0 running, 12 failed")
-    assert "ValueError: it went wrong" in last[2] and "... and 4 more" in last
-    assert all(
-        len(line) < 80 and len(frame.splitlines()) <= 12
-        for frame in frames[:-1]
-        for line in frame.splitlines()
-    )
+    assert last[0].startswith("6 of 12 done, 0 queued, 0 running, 6 failed")
+    assert re.match("failed +walk --steps 20 --delay 0.1 --crash-at 15 ", last[2])
+    assert "6 x ValueError: it went wrong" in frames[-1]
+    for frame in frames:
+        lines = frame.splitlines()
+        assert len(lines) <= 12 and max(map(len, lines)) <= 80
 
 
 def test_figures_from_a_bar(tmp_path):
@@ -536,13 +710,13 @@ def test_figures_from_a_bar(tmp_path):
         "$ x\nrun folder: y\n"
         " 10%|# | 51.2k/500k [00:07<00:52, 8.24kstep/s, episodic_return=-12.5]\r"
     )
-    assert task.progress(log) == (0.1024, 8240, -12.5)
+    assert run_log.progress(log) == (0.1024, 8240, -12.5)
     log.write_text("$ x\n 45%|# | 450/1.00k [07:00<00:52, 2.50s/step]\n")
-    assert task.progress(log) == (0.45, 0.4, None)
+    assert run_log.progress(log) == (0.45, 0.4, None)
     log.write_text(
         "$ x\n 45%|# | 450/1.00k [07:00<00:52, 2.50s/step]\nexit code 1 after 3 s\n$ x\n"
     )
-    assert task.progress(log) == (None, None, None), "that was another attempt"
+    assert run_log.progress(log) == (None, None, None), "that was another attempt"
 
 
 @pytest.mark.parametrize(
@@ -557,10 +731,10 @@ def test_published_commands(file):
     flags = shlex.split(
         text.split("cleanrl_utils.benchmark", 1)[1].split('"$@"')[0].replace("\\\n", " ")
     )
-    args = tyro.cli(benchmark.Args, args=flags)
-    benchmark.check(args)
+    args = tyro.cli(plan.Args, args=flags)
+    plan.check(args)
     planned = {
-        f"{(run.env_id or 'Taxi-v4').replace('/', '-')}__{run.seed}" for run in benchmark.plan(args)
+        f"{(run.env_id or 'Taxi-v4').replace('/', '-')}__{run.seed}" for run in plan.make_plan(args)
     }
     assert len(planned) == args.num_seeds * max(1, len(args.env_ids))
     assert args.command[0].startswith("python ") and f" cleanrl/{algorithm}.py" in args.command[0]

@@ -36,6 +36,11 @@ TRACEBACK = "Traceback (most recent call last):\n  File x, line 1\n    raise Val
         (f"{BAR}cannot save step 5 (0.0 GB free): x\n", 1, "cannot save step 5 .*: x"),
         (f"{BAR}{TRACEBACK}ValueError: shapes differ:\n  (3,)\n\n  (4,)", 1, ".*: .3,. .4,."),
         (f"{TRACEBACK}ValueError: it went wrong\nwandb: View run at x\n", 1, ".*: it went wrong"),
+        (
+            f"{TRACEBACK}ValueError: it went wrong\nA-v0 failed at step 5, continue with --resume x",
+            1,
+            "ValueError: it went wrong",
+        ),
         (f"{TRACEBACK}a.b.MyError: {'x' * 999} got 'ten'", 1, "a.b.MyError: x.* got 'ten'"),
         (f"{TRACEBACK}KeyError: 'a'\n\nDuring handling\n\n{TRACEBACK}OSError: b", 1, "OSError: b"),
         ("x.py: error: unrecognized arguments: --y", 2, ".*unrecognized arguments: --y"),

@@ -1,10 +1,8 @@
 import sys
 
-import tyro
-
 from cleanrl_utils import benchmark
-from cleanrl_utils.benchmark.runner import Args, main
+from cleanrl_utils.benchmark.plan import parse_args
+from cleanrl_utils.benchmark.runner import main
 
 if __name__ == "__main__":
-    name = "python -m cleanrl_utils.benchmark"
-    sys.exit(main(tyro.cli(Args, prog=name, description=benchmark.__doc__)))
+    sys.exit(main(parse_args(benchmark.__doc__)))

@@ -17,7 +17,8 @@ import sys
 import time
 from pathlib import Path
 
-from cleanrl_utils.benchmark import task
+from cleanrl_utils.benchmark import log, task
+from cleanrl_utils.errors import explain, one_line
 
 ENDED = {"SUCCEEDED", "FAILED"}
 OF_THE_PROCESS = {"lock", "pid"}  # files of a run folder that mean nothing on another machine
@@ -25,28 +26,19 @@ PASSED_ON = ("WANDB_TAGS", "WANDB_MODE", "WANDB_PROJECT", "AWS_ENDPOINT_URL", "A
 
 
 def connect(service, endpoint_url=None):
-    try:
+    with explain(f"use AWS's {service}"):
         import boto3
-    except ModuleNotFoundError:
-        raise SystemExit(
-            "boto3 is missing: pip install -r requirements/requirements-cluster.txt"
-        ) from None
-    return boto3.client(service, endpoint_url=endpoint_url)
 
-
-def one_line(error):
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+        return boto3.client(service, endpoint_url=endpoint_url)
 
 
 class Store:
     """Files of this machine and their copies on S3, under one prefix."""
 
     def __init__(self, address, endpoint_url=None):
-        self.s3, (self.bucket, _, self.prefix) = (
-            connect("s3", endpoint_url),
-            address.removeprefix("s3://").partition("/"),
-        )
-        self.sent, self.fetched = {}, {}
+        self.s3 = connect("s3", endpoint_url)
+        self.bucket, _, self.prefix = address.removeprefix("s3://").partition("/")
+        self.sent, self.fetched = {}, {}  # what is known of the files, by their path
 
     def key(self, path):
         return f"{self.prefix.rstrip('/')}/{path}".lstrip("/")
@@ -73,36 +65,23 @@ class Store:
         return True
 
     def fetch_folder(self, name):
-        pages = self.s3.get_paginator("list_objects_v2").paginate(
-            Bucket=self.bucket, Prefix=self.key(f"runs/{name}/")
-        )
-        for found in (found for page in pages for found in page.get("Contents", ())):
-            file = Path("runs", name, found["Key"].removeprefix(self.key(f"runs/{name}/")))
-            if Path("runs", name).resolve() in file.resolve().parents:
-                self.fetch(f"runs/{name}/{file.relative_to(Path('runs', name))}", file)
+        folder, prefix = Path("runs", name), self.key(f"runs/{name}/")
+        paginator = self.s3.get_paginator("list_objects_v2")
+        for page in paginator.paginate(Bucket=self.bucket, Prefix=prefix):
+            for found in page.get("Contents", ()):
+                file = folder / found["Key"].removeprefix(prefix)
+                if folder.resolve() in file.resolve().parents:
+                    self.fetch(f"runs/{name}/{file.relative_to(folder)}", file)
 
-    def send_run(self, log):
+    def send_run(self, path):
         """Upload the log and the run folder, its checkpoint last: the curves must reach as far."""
-        if folder := task.run_folder(log):
-            files = [
-                path
-                for path in folder.rglob("*")
-                if path.is_file() and path.suffix != ".tmp" and path.name not in OF_THE_PROCESS
-            ]
+        if folder := log.run_folder(path):
+            files = [file for file in folder.rglob("*") if file.is_file()]
             for file in sorted(files, key=lambda file: file.stem == "checkpoint"):
-                self.send(file, f"runs/{folder.name}/{file.relative_to(folder)}")
-        if log.exists():
-            self.send(log, f"logs/{log.name}")
-
-
-def folder_name(log):
-    """The name of the run folder that a log tells of, wherever that was."""
-    named = (
-        re.findall(r"^run folder: (.+?)\r?$", log.read_text(errors="replace"), re.M)
-        if log.exists()
-        else []
-    )
-    return Path(named[-1]).name if named else None
+                if file.suffix != ".tmp" and file.name not in OF_THE_PROCESS:
+                    self.send(file, f"runs/{folder.name}/{file.relative_to(folder)}")
+        if path.exists():
+            self.send(path, f"logs/{path.name}")
 
 
 class AwsBatch:
@@ -114,18 +93,14 @@ class AwsBatch:
             raise SystemExit("--aws-s3 must look like s3://bucket/prefix")
         self.args, self.journal, self.jobs, self.began = args, journal, {}, set()
         self.pause = min(30, args.aws_sync_interval)
-        passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ} | added
-        self.environment = passed | (
-            {"AWS_ENDPOINT_URL": args.aws_endpoint_url} if args.aws_endpoint_url else {}
-        )
-        try:
-            self.batch, self.store = (
-                connect("batch", args.aws_endpoint_url),
-                Store(args.aws_s3, args.aws_endpoint_url),
-            )
+        passed = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        self.environment = passed | added
+        if args.aws_endpoint_url:
+            self.environment["AWS_ENDPOINT_URL"] = args.aws_endpoint_url
+        self.batch = connect("batch", args.aws_endpoint_url)
+        self.store = Store(args.aws_s3, args.aws_endpoint_url)
+        with explain(f"use {args.aws_s3}"):
             self.store.s3.head_bucket(Bucket=self.store.bucket)
-        except Exception as error:  # of many kinds, all of which mean the same
-            raise SystemExit(f"cannot use {args.aws_s3}: {one_line(error)}") from None
 
     def submit(self, runs):
         self.jobs |= {run: run.job for run in runs if run.job}  # an earlier runner sent them
@@ -137,32 +112,25 @@ class AwsBatch:
         plan = f"plans/{time.time_ns()}.json"
         facts = {"runs": [run.words for run in runs], "interval": self.args.aws_sync_interval}
         address = f"s3://{self.store.bucket}/{self.store.key(plan)}"
-        overrides = {
-            "command": ["python", "-m", "cleanrl_utils.benchmark.aws", address],
-            "environment": [
-                {"name": name, "value": value} for name, value in self.environment.items()
-            ],
+        settings = {
+            "jobName": "cleanrl-benchmark",
+            "jobQueue": self.args.aws_job_queue,
+            "jobDefinition": self.args.aws_job_definition,
+            "containerOverrides": {
+                "command": ["python", "-m", "cleanrl_utils.benchmark.aws", address],
+                "environment": [{"name": k, "value": v} for k, v in self.environment.items()],
+            },
         }
-        names = dict(
-            jobName="cleanrl-benchmark",
-            jobQueue=self.args.aws_job_queue,
-            jobDefinition=self.args.aws_job_definition,
-        )
-        array = (
-            {"arrayProperties": {"size": len(runs)}} if len(runs) > 1 else {}
-        )  # AWS has no array of one
-        try:
-            self.store.s3.put_object(
-                Bucket=self.store.bucket, Key=self.store.key(plan), Body=json.dumps(facts).encode()
-            )
-            job = self.batch.submit_job(**names, **array, containerOverrides=overrides)["jobId"]
-        except Exception as error:
-            raise SystemExit(f"AWS Batch does not take the job: {one_line(error)}") from None
+        if len(runs) > 1:  # AWS has no array of one
+            settings["arrayProperties"] = {"size": len(runs)}
+        with explain("submit the job to AWS Batch"):
+            key, body = self.store.key(plan), json.dumps(facts).encode()
+            self.store.s3.put_object(Bucket=self.store.bucket, Key=key, Body=body)
+            job = self.batch.submit_job(**settings)["jobId"]
         for index, run in enumerate(runs):
-            self.jobs[run] = run.job = f"{job}:{index}" if array else job
-        self.journal.write(
-            *({"run": run.name, "event": "submitted", "job": run.job} for run in runs)
-        )
+            self.jobs[run] = run.job = f"{job}:{index}" if len(runs) > 1 else job
+        events = [{"run": run.name, "event": "submitted", "job": run.job} for run in runs]
+        self.journal.write(*events)
 
     def states(self):
         """{job: (status, reason)} of our jobs, as AWS Batch has them."""
@@ -175,15 +143,13 @@ class AwsBatch:
     def poll(self):
         try:
             states = self.states()
-            ended = {
-                run for run, job in self.jobs.items() if states.get(job, ("FAILED",))[0] in ENDED
-            }
-            for run in self.jobs:
-                if run in ended or states[run.job][0] == "RUNNING":
+            for run, job in self.jobs.items():
+                status = states.get(job, ("FAILED",))[0]
+                if status in ENDED | {"RUNNING"}:
                     self.store.fetch(f"logs/{run.log.name}", run.log)
-            for run in ended:
-                if task.exit_code(run.log) == 0:
-                    self.store.fetch_folder(folder_name(run.log) or "none")
+                folder = log.named_folder(run.log)
+                if status in ENDED and folder and log.exit_code(run.log) == 0:
+                    self.store.fetch_folder(folder.name)
         except Exception as error:  # the network, for a while: the runs do not suffer from that
             print(f"AWS does not answer: {one_line(error)}", file=sys.stderr)
             return
@@ -195,18 +161,14 @@ class AwsBatch:
             if status in ENDED:
                 del self.jobs[run]
                 self.began.discard(run)
-                run.job, code = None, task.exit_code(run.log)
+                run.job, code = None, log.exit_code(run.log)
                 told = f"AWS Batch: {status} {why}".strip() + f" (job {job})"
-                yield (
-                    run,
-                    *(
-                        (1, told)
-                        if code is None
-                        else (code, f"{task.reason(run.log, code)} ({told})" if code else "")
-                    ),
-                )
+                if code is None or code > 128:  # with its machine
+                    yield run, code or 1, told
+                else:
+                    yield run, code, ""
 
-    def stop(self, in_a_hurry=lambda: False):
+    def stop(self, in_a_hurry):
         for job in {job.split(":")[0] for job in self.jobs.values()}:  # an array as a whole
             self.batch.terminate_job(jobId=job, reason="cleanrl_utils.benchmark was stopped")
         for _ in range(60):
@@ -221,26 +183,18 @@ def main(address):
     prefix, _, name = key.rpartition("plans/")
     store = Store(f"s3://{bucket}/{prefix}")
     plan = json.loads(store.s3.get_object(Bucket=bucket, Key=key)["Body"].read())
-    words, folder = (
-        plan["runs"][int(os.environ.get("AWS_BATCH_JOB_ARRAY_INDEX", 0))],
-        Path("runs/benchmark"),
-    )
-    log = folder / f"{task.name_of(words)}.log"
+    words = plan["runs"][int(os.environ.get("AWS_BATCH_JOB_ARRAY_INDEX", 0))]
+    folder = Path("runs/benchmark")
     folder.mkdir(parents=True, exist_ok=True)
-    if store.fetch(f"logs/{log.name}", log) and (earlier := folder_name(log)):
-        store.fetch_folder(earlier)
-        with log.open("a") as file:
-            file.write(
-                f"\nrun folder: {Path('runs', earlier)}\n"
-            )  # here, whatever it was called there
+    path = folder / f"{task.name_of(words)}.log"
+    if store.fetch(f"logs/{path.name}", path) and (earlier := log.named_folder(path)):
+        store.fetch_folder(earlier.name)
+        with path.open("a") as file:  # here, whatever it was called there
+            file.write(f"\nrun folder: {Path('runs', earlier.name)}\n")
     print(f"{name}: {shlex.join(words)}", flush=True)
-    watcher = subprocess.Popen(
-        [*task.START, "--lifeline", "--in", folder, *words], stdin=subprocess.PIPE
-    )
-    for number in (
-        signal.SIGTERM,
-        signal.SIGINT,
-    ):  # AWS takes a machine back: what there is still reaches S3
+    command = [*task.START, "--lifeline", "--in", folder, *words]
+    watcher = subprocess.Popen(command, stdin=subprocess.PIPE)
+    for number in (signal.SIGTERM, signal.SIGINT):  # what there is still reaches S3
         signal.signal(number, lambda *_: watcher.terminate())
     while True:
         try:
@@ -248,7 +202,7 @@ def main(address):
         except subprocess.TimeoutExpired:
             code = None
         try:
-            store.send_run(log)
+            store.send_run(path)
         except Exception as error:
             print(f"cannot write to {address}: {one_line(error)}", file=sys.stderr, flush=True)
             if code is not None:
@@ -259,7 +213,6 @@ def main(address):
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        raise SystemExit(
-            "usage: python -m cleanrl_utils.benchmark.aws s3://BUCKET/PREFIX/plans/PLAN.json"
-        )
+        usage = "python -m cleanrl_utils.benchmark.aws s3://BUCKET/PREFIX/plans/PLAN.json"
+        raise SystemExit(f"usage: {usage}")
     sys.exit(main(sys.argv[1]))

@@ -9,37 +9,26 @@ import socket
 from collections import deque
 
 from cleanrl_utils.benchmark import task
+from cleanrl_utils.errors import explain, shorten
 
 
 class Ray:
     pause = 0.5  # seconds between two looks
 
     def __init__(self, args, environment):
-        try:
+        with explain("use --backend ray"):
             import ray
-        except ModuleNotFoundError:
-            raise SystemExit(
-                "ray is missing: pip install -r requirements/requirements-cluster.txt"
-            ) from None
-        self.ray, self.workers, self.queue, self.tasks = ray, args.workers, deque(), {}
-        self.environment = {
-            name: value for name, value in environment.items() if name != "CUDA_VISIBLE_DEVICES"
-        }
-        quiet = dict(
-            log_to_driver=False,
-            logging_level="ERROR",
-            include_dashboard=None if args.ray_address else False,
-        )
-        try:
+        self.ray, self.workers, self.queue = ray, args.workers, deque()
+        self.tasks = {}  # run: (answer, size of its log before it began)
+        self.environment = dict(environment)
+        self.environment.pop("CUDA_VISIBLE_DEVICES", None)  # Ray divides the GPUs
+        quiet = dict(log_to_driver=False, logging_level="ERROR")
+        quiet["include_dashboard"] = None if args.ray_address else False
+        with explain(f"reach Ray at {args.ray_address or 'this machine'}"):
             host, _, port = (args.ray_address or "").removeprefix("ray://").partition(":")
             if port.isdigit():  # Ray itself would try for minutes
                 socket.create_connection((host, int(port)), timeout=10).close()
             ray.init(address=args.ray_address, **quiet)
-        except Exception as error:
-            why = str(error).strip().splitlines() or [type(error).__name__]
-            raise SystemExit(
-                f"cannot reach Ray at {args.ray_address or 'this machine'}: {why[0]}"
-            ) from None
 
         @ray.remote(num_cpus=args.ray_cpus_per_run, num_gpus=args.ray_gpus_per_run, max_retries=0)
         def attempt(words, folder, environment):  # on some node, where only Ray is sure to be there
@@ -48,10 +37,9 @@ class Ray:
             import time
 
             # the pipe is the lifeline: when Ray's worker dies, the run ends
-            pipes = dict(stdin=subprocess.PIPE, stderr=subprocess.PIPE)
-            process = subprocess.Popen(
-                words, cwd=folder, env=os.environ | environment, start_new_session=True, **pipes
-            )
+            pipes = dict(stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+            environment = os.environ | environment
+            process = subprocess.Popen(words, cwd=folder, env=environment, **pipes)
             try:
                 while process.poll() is None:
                     time.sleep(0.2)
@@ -68,9 +56,8 @@ class Ray:
     def poll(self):
         for run, (answer, size) in list(self.tasks.items()):
             has_ended = bool(self.ray.wait([answer], timeout=0)[0])
-            if size is not None and (
-                has_ended or log_size(run) > size
-            ):  # it has written its first line
+            has_begun = has_ended or (size is not None and log_size(run) > size)
+            if size is not None and has_begun:
                 self.tasks[run] = answer, None
                 yield run, None, ""
             if has_ended:
@@ -79,19 +66,16 @@ class Ray:
         while self.queue and len(self.tasks) < self.workers:
             run = self.queue.popleft()
             words = [*task.START, "--lifeline", "--in", str(run.folder), *run.words]
-            self.tasks[run] = (
-                self.attempt.remote(words, os.getcwd(), self.environment),
-                log_size(run),
-            )
+            answer = self.attempt.remote(words, os.getcwd(), self.environment)
+            self.tasks[run] = answer, log_size(run)
 
     def outcome(self, answer):
         try:
             return self.ray.get(answer)
         except self.ray.exceptions.RayError as error:  # its worker or its node is gone
-            why = str(error).strip().splitlines() or [""]
-            return 1, f"Ray: {type(error).__name__}: {why[0]}"
+            return 1, shorten(f"Ray: {type(error).__name__}: {error}", 200)
 
-    def stop(self, in_a_hurry=lambda: False):
+    def stop(self, in_a_hurry):
         answers = [answer for answer, _ in self.tasks.values()]
         for answer in answers:
             self.ray.cancel(answer)

@@ -12,7 +12,9 @@ import subprocess
 import time
 from pathlib import Path
 
-from cleanrl_utils.benchmark import task
+from cleanrl_utils.benchmark import log, task
+from cleanrl_utils.benchmark.plan import find_script
+from cleanrl_utils.errors import explain
 
 TEMPLATE = """#!/bin/bash
 #SBATCH --job-name={{exp_name}}
@@ -48,36 +50,29 @@ ORDINARY = {"None", "Priority", "Resources", "JobArrayTaskLimit"}  # reasons to 
 def ask(*words, env=None):
     """What a command of Slurm prints; (False, its complaint) if it fails."""
     done = subprocess.run([*map(str, words)], capture_output=True, text=True, env=env)
-    return (
-        (True, done.stdout)
-        if done.returncode == 0
-        else (False, (done.stderr.strip().splitlines() or ["no answer"])[-1])
-    )
+    if done.returncode == 0:
+        return True, done.stdout
+    return False, (done.stderr.strip().splitlines() or ["no answer"])[-1]
 
 
 class Slurm:
     def __init__(self, args, environment, journal):
         if not shutil.which("sbatch"):
-            raise SystemExit(
-                "there is no sbatch here: "
-                "--backend slurm needs a machine from which Slurm takes jobs"
-            )
+            needs = "--backend slurm needs a machine from which Slurm takes jobs"
+            raise SystemExit(f"there is no sbatch here: {needs}")
         self.args, self.environment, self.journal = args, environment, journal
         self.pause, self.jobs, self.began = args.slurm_poll_interval, {}, set()
         path = args.slurm_template_path
-        try:
+        with explain("read --slurm-template-path"):
             self.template = path.read_text() if path else TEMPLATE
-        except OSError as error:
-            raise SystemExit(f"cannot read {path}: {error.strerror}") from None
         is_good, states = self.states()
         if not is_good:
             raise SystemExit(f"Slurm does not answer: {states}")
 
     def states(self):
         """{job: state} of all jobs that Slurm remembers, and why they wait."""
-        is_good, answer = ask(
-            "squeue", "--me", "--noheader", "--array", "--states=all", "--format=%i %T %r"
-        )
+        asking = ["--me", "--noheader", "--array", "--states=all", "--format=%i %T %r"]
+        is_good, answer = ask("squeue", *asking)
         lines = [line.split(maxsplit=2) for line in answer.splitlines()] if is_good else []
         self.reasons = {job: reason for job, _, reason in lines}
         return is_good, {job: state for job, state, _ in lines} if is_good else answer
@@ -89,10 +84,8 @@ class Slurm:
 
     def script(self, command, indices):
         args = self.args
-        seeds, gpus = (
-            range(args.start_seed, args.start_seed + args.num_seeds),
-            args.slurm_gpus_per_task,
-        )
+        seeds = range(args.start_seed, args.start_seed + args.num_seeds)
+        gpus = args.slurm_gpus_per_task
         whole = indices == list(range(indices[0], indices[-1] + 1))
         array = f"{indices[0]}-{indices[-1]}" if whole else ",".join(map(str, indices))
         words = shlex.split(command)
@@ -102,9 +95,7 @@ class Slurm:
             "cpus_per_gpu": math.ceil(args.slurm_total_cpus / max(1, gpus * args.slurm_ntasks)),
             "cpus_per_task": math.ceil(args.slurm_total_cpus / args.slurm_ntasks),
             "env_ids": f"({shlex.join(args.env_ids)})",
-            "exp_name": next(
-                (Path(word).stem for word in words if word.endswith(".py")), "cleanrl"
-            ),
+            "exp_name": Path(find_script(words) or "cleanrl").stem,
             "gpus": f"#SBATCH --gpus-per-task={gpus}" if gpus else "",
             "gpus_per_task": gpus,
             "len_seeds": args.num_seeds,
@@ -121,11 +112,8 @@ class Slurm:
     def submit(self, runs):
         self.jobs |= {run: run.job for run in runs if run.job}  # an earlier runner sent them
         for command in dict.fromkeys(run.command for run in runs):
-            to_send = {
-                self.index(run): run
-                for run in runs
-                if run.command == command and run not in self.jobs
-            }
+            mine = [run for run in runs if run.command == command and run not in self.jobs]
+            to_send = {self.index(run): run for run in mine}
             if not to_send:
                 continue
             path = self.args.folder / f"slurm-{time.time_ns()}.sh"
@@ -135,12 +123,8 @@ class Slurm:
                 raise SystemExit(f"Slurm does not take the job: {job} ({path})")
             for index, run in to_send.items():
                 self.jobs[run] = run.job = f"{job.strip().split(';')[0]}_{index}"
-            self.journal.write(
-                *(
-                    {"run": run.name, "event": "submitted", "job": run.job}
-                    for run in to_send.values()
-                )
-            )
+            events = [{"run": run.name, "event": "submitted", "job": run.job} for run in mine]
+            self.journal.write(*events)
 
     def poll(self):
         is_good, states = self.states()
@@ -149,11 +133,8 @@ class Slurm:
         for run, job in list(self.jobs.items()):
             state = states.get(job)  # None: it ended so long ago that Slurm has forgotten it
             if state == "PENDING":
-                run.why = (
-                    ""
-                    if self.reasons[job] in ORDINARY
-                    else f"Slurm: it waits for {self.reasons[job]}"
-                )
+                reason = self.reasons[job]
+                run.why = "" if reason in ORDINARY else f"Slurm: it waits for {reason}"
             if state in RUNNING | ENDED | {None} and run not in self.began:
                 self.began.add(run)
                 yield run, None, ""
@@ -165,29 +146,22 @@ class Slurm:
                 yield run, code, why
 
     def outcome(self, run, state):
-        code = task.exit_code(run.log)
-        if code is None:
-            code = 0 if state == "COMPLETED" else 1
-            return (
-                code,
-                ""
-                if code == 0
-                else f"Slurm: {state or 'it is gone, and left no exit code'} (job {run.job})",
-            )
-        if code == 0 and state not in ("COMPLETED", None):
-            return 1, f"Slurm: {state} (job {run.job})"
-        return (
-            code,
-            "" if code == 0 else f"{task.reason(run.log, code)} (Slurm: {state}, job {run.job})",
-        )
+        code = log.exit_code(run.log)
+        if state == "COMPLETED" or (state is None and code == 0):
+            return code or 0, "" if not code else log.reason(run.log, code, run.words)
+        told = f"Slurm: {state or 'it is gone, and left no exit code'}, job {run.job}"
+        if not code:
+            return 1, told
+        if state in ("FAILED", None) and code < 128:  # it ended by itself
+            return code, ""
+        return code, f"{log.reason(run.log, code, run.words)} ({told})"
 
-    def stop(self, in_a_hurry=lambda: False):
+    def stop(self, in_a_hurry):
         if self.jobs:
             ask("scancel", *self.jobs.values())
         for _ in range(60):
             is_good, states = self.states()
-            if in_a_hurry() or (
-                is_good and all(states.get(job, "CANCELLED") in ENDED for job in self.jobs.values())
-            ):
+            left = [job for job in self.jobs.values() if states.get(job) not in ENDED | {None}]
+            if in_a_hurry() or (is_good and not left):
                 return
             time.sleep(1)
