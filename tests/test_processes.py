@@ -37,7 +37,7 @@ TRACEBACK = "Traceback (most recent call last):\n  File x, line 1\n    raise Val
         (f"{BAR}{TRACEBACK}ValueError: shapes differ:\n  (3,)\n\n  (4,)", 1, ".*: .3,. .4,."),
         (f"{TRACEBACK}ValueError: it went wrong\nwandb: View run at x\n", 1, ".*: it went wrong"),
         (
-            f"{TRACEBACK}ValueError: it went wrong\nA-v0 failed at step 5, continue with --resume x",
+            f"{TRACEBACK}ValueError: it went wrong\nA failed at step 5, continue with --resume y",
             1,
             "ValueError: it went wrong",
         ),
