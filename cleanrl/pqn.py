@@ -1,0 +1,495 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "filelock>=3.20", "gymnasium[classic-control]>=1.2.1,<2", "moviepy>=2", "numpy>=2",
+#     "psutil>=7", "pydantic>=2.11", "tensorboard>=2.20", "torch>=2.9", "tqdm>=4.67", "tyro>=1.0",
+#     "wandb>=0.22",
+# ]
+# ///
+"""Parallelized Q-Network (PQN) for vector observations and discrete actions.
+
+    uv run cleanrl/pqn.py                                # CartPole-v1, to a return near 500
+    uv run cleanrl/pqn.py --env-id Acrobot-v1 --seed 2
+    uv run cleanrl/pqn.py --resume runs/<run>            # continue an interrupted run
+    tensorboard --logdir runs
+
+Tags such as [pqn 5] refer to the implementation details in docs/rl-algorithms/pqn.md.
+"""
+
+import atexit
+import hashlib
+import itertools
+import json
+import math
+import os
+import platform
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.metadata import distributions
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import psutil
+import torch
+import torch.nn as nn
+import tyro
+from filelock import FileLock, Timeout
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+
+@dataclass
+class Args:
+    exp_name: str = Path(__file__).stem  # name of the experiment
+    seed: int = 1  # seed of the weights, the environments and all sampling
+    torch_deterministic: bool = True  # use deterministic PyTorch algorithms
+    cuda: bool = True  # use a GPU where the networks are large enough to gain from it
+    track: bool = False  # log to Weights & Biases as well
+    wandb_project_name: str = "cleanRL"  # W&B project
+    wandb_entity: str | None = None  # W&B team
+    capture_video: bool = False  # record the first environment to runs/<run>/videos
+    resume: str | None = None  # folder of an interrupted run to continue with its own flags
+    checkpoint_interval: int = 100  # iterations between checkpoints
+
+    env_id: str = "CartPole-v1"  # Gymnasium environment id
+    total_timesteps: int = 500_000  # environment steps of the whole run
+    learning_rate: float = 2.5e-4  # initial learning rate of RAdam
+    num_envs: int = 4  # parallel environments
+    num_steps: int = 128  # rollout length of each environment
+    anneal_lr: bool = True  # anneal the learning rate linearly to 0
+    gamma: float = 0.99  # discount factor
+    q_lambda: float = 0.65  # lambda of the Q(lambda) targets
+    num_minibatches: int = 4  # minibatches per epoch
+    update_epochs: int = 4  # epochs over each rollout
+    start_e: float = 1.0  # initial epsilon of epsilon-greedy exploration
+    end_e: float = 0.05  # final epsilon
+    exploration_fraction: float = 0.5  # fraction of the run over which epsilon is annealed
+    max_grad_norm: float = 10.0  # maximum gradient norm
+
+    def check(self):
+        """Refuse what cannot work before anything is written."""
+        require_positive(self, "num_envs", "num_steps", "num_minibatches", "update_epochs")
+        require_positive(self, "learning_rate", "max_grad_norm", "checkpoint_interval")
+        require_positive(self, "exploration_fraction")
+        require_fraction(self, "gamma", "q_lambda", "start_e", "end_e", "exploration_fraction")
+        batch_size = self.num_envs * self.num_steps
+        require(self.total_timesteps >= batch_size, "total_timesteps is less than one rollout")
+        num_rows = self.num_envs * (self.num_steps // 2)  # every other step may only reset
+        require(self.num_minibatches <= num_rows, f"num_minibatches must be at most {num_rows}")
+
+
+def make_envs(args, num_envs, render_mode=None):
+    envs = gym.make_vec(args.env_id, num_envs=num_envs, render_mode=render_mode)  # [pqn 1]
+    return gym.wrappers.vector.RecordEpisodeStatistics(envs)
+
+
+def layer_init(layer, gain=2**0.5):
+    nn.init.orthogonal_(layer.weight, gain)  # [pqn 3]
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class QNetwork(nn.Module):
+    """Layer normalization makes up for the missing target network [pqn 2]."""
+
+    def __init__(self, envs):
+        super().__init__()
+        obs_dim = int(np.prod(envs.single_observation_space.shape))
+        self.hidden1 = layer_init(nn.Linear(obs_dim, 120))
+        self.norm1 = nn.LayerNorm(120)
+        self.hidden2 = layer_init(nn.Linear(120, 84))
+        self.norm2 = nn.LayerNorm(84)
+        self.q_values = layer_init(nn.Linear(84, int(envs.single_action_space.n)))
+
+    def forward(self, obs):
+        hidden = self.norm1(self.hidden1(obs.reshape(len(obs), -1))).relu()
+        hidden = self.norm2(self.hidden2(hidden)).relu()
+        return self.q_values(hidden)
+
+
+def load_policy(checkpoint, envs):
+    """The trained policy for evaluation: a function from observations to actions."""
+    q_network = QNetwork(envs).eval()
+    q_network.load_state_dict(checkpoint["q_network"])
+
+    @torch.no_grad()
+    def policy(obs, is_last):
+        actions = q_network(torch.from_numpy(obs).float()).argmax(1)
+        return actions.numpy() + envs.single_action_space.start
+
+    return policy
+
+
+# -- the same in every PyTorch file: flags, errors, run folder, checkpoints ------------------------
+
+
+FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
+NUMPY = [np.ndarray, np.dtype, np._core.multiarray._reconstruct, np._core.multiarray.scalar]
+NUMPY += [type(np.dtype(code)) for code in "?bBhHiIlLefd"]
+torch.serialization.add_safe_globals(NUMPY)  # NumPy arrays and scalars fit into a checkpoint
+
+
+def require(condition, message):
+    if not condition:
+        raise ValueError(message)
+
+
+def require_positive(args, *names):
+    for name in names:
+        require(getattr(args, name) > 0, f"{name} must be positive, not {getattr(args, name)}")
+
+
+def require_fraction(args, *names):
+    for name in names:
+        value = getattr(args, name)
+        require(0 <= value <= 1, f"{name} must be between 0 and 1, not {value}")
+
+
+def require_memory(num_bytes):
+    free = psutil.virtual_memory().available
+    require(num_bytes < free, f"{num_bytes / 1e9:.1f} GB of memory needed, {free / 1e9:.1f} free")
+
+
+def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
+    """An episode's last observation must be its own, and videos need frames."""
+    require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
+    if args.capture_video:
+        has_frames = "rgb_array" in envs.metadata.get("render_modes", ())
+        require(has_frames, "no rgb_array rendering for --capture-video")
+        envs.reset()
+        envs.render()  # MuJoCo needs OpenGL, which a server may not have
+
+
+@contextmanager
+def explain(attempt):
+    """Report an error inside as one line; CLEANRL_TRACEBACK=1 shows where it comes from."""
+    try:
+        yield
+    except Exception as error:
+        if os.environ.get("CLEANRL_TRACEBACK"):
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise SystemExit(f"cannot {attempt}: {reason[:500]}") from None
+
+
+def parse_args():
+    """The flags of the command line, or with --resume those of the interrupted run."""
+    args = tyro.cli(Args)
+    if args.resume:
+        with explain(f"resume {args.resume}"):
+            args = load_args(args.resume)
+    with explain("run with these flags"):
+        for name, value in vars(args).items():
+            require(not isinstance(value, float) or math.isfinite(value), f"{name} is {value}")
+        require(0 <= args.seed < 2**32, "seed must be between 0 and 2**32 - 1")
+        args.check()
+    return args
+
+
+def load_args(folder):
+    """The flags of a run; only a larger --total-timesteps may be passed beside --resume."""
+    from pydantic import TypeAdapter
+
+    run = json.loads(Path(folder, "run.json").read_text())
+    require(run["file"] == Path(__file__).name, f"it is a run of {run['file']}")
+    if run.get("sha256", FILE_HASH) != FILE_HASH:
+        print(f"warning: {run['file']} has changed since this run started", file=sys.stderr)
+    recorded = TypeAdapter(Args).validate_python(run["args"] | {"resume": folder})
+    args = tyro.cli(Args, default=recorded)
+    changed = [name for name, value in vars(args).items() if value != getattr(recorded, name)]
+    require(set(changed) <= {"total_timesteps"}, f"do not pass {', '.join(changed)} with --resume")
+    require(args.total_timesteps >= recorded.total_timesteps, "total_timesteps can only grow")
+    return args
+
+
+def seed_everything(args):
+    random.seed(args.seed)
+    np.random.seed(args.seed)
+    torch.manual_seed(args.seed)
+    torch.use_deterministic_algorithms(args.torch_deterministic)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic matrix products
+    torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs 10%
+
+
+def make_run_folder(args):
+    """runs/{env_id}__{exp_name}__{seed}__{unix time}, at a second that no other run has taken."""
+    for second in itertools.count(int(time.time())):
+        name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
+        folder = Path("runs", re.sub(r"[/\\:]", "-", name))
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            continue
+
+
+def lock_run_folder(folder):
+    """Refuse a folder that another process is writing to."""
+    lock = FileLock(folder / "lock", timeout=0, is_singleton=True)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ValueError(f"process {(folder / 'pid').read_text()} is writing to it") from None
+    atexit.register(lock.release)
+    (folder / "pid").write_text(str(os.getpid()))
+
+
+def open_run(args, device, global_step, **more):
+    """The run folder, with the flags and versions in run.json, and its TensorBoard writer."""
+    folder = Path(args.resume or "runs")
+    with explain(f"log to {folder}"):
+        if args.track:
+            import wandb
+
+            wandb.login()  # a missing login is told before anything is written
+        if args.resume:
+            lock_run_folder(folder)
+            run = json.loads((folder / "run.json").read_text())
+        else:
+            describe = ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=40"]
+            here = Path(__file__).parent
+            git = subprocess.run(describe, cwd=here, capture_output=True, text=True)
+            run = {
+                "file": Path(__file__).name,
+                "sha256": FILE_HASH,
+                "tags": [tag for tag in os.environ.get("WANDB_TAGS", "").split(",") if tag],
+                "start_time": time.time(),
+                "commit": git.stdout.strip().removesuffix("-dirty"),
+                "dirty": git.stdout.strip().endswith("-dirty"),
+                "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+                "python": platform.python_version(),
+                "packages": {package.name: package.version for package in distributions()},
+            } | more
+            folder = make_run_folder(args)
+            lock_run_folder(folder)
+            shutil.copy(__file__, folder)  # the exact code of this run
+        run["args"] = asdict(args) | {"resume": None}
+        (folder / "run.tmp").write_text(json.dumps(run, indent=2, default=str))
+        os.replace(folder / "run.tmp", folder / "run.json")
+        if args.track:
+            project = dict(project=args.wandb_project_name, entity=args.wandb_entity)
+            names = dict(id=folder.name, name=folder.name, resume="allow")
+            wandb.init(**project, **names, config=asdict(args), sync_tensorboard=True)
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
+    print(f"run folder: {folder}")
+    print(f"device: {device}, {torch.get_num_threads()} CPU threads", flush=True)
+    return folder, SummaryWriter(folder, purge_step=global_step + 1)  # hides what a resume repeats
+
+
+def interrupt(number, frame):
+    """The first signal lets the loop save a checkpoint and stop, the second ends the program."""
+    interrupted.set()
+    signal.signal(number, signal.SIG_DFL)
+
+
+def check_finite(args, step, **values):
+    """End the run at the first NaN or infinity, before a checkpoint holds what became of it."""
+    for name, value in values.items():
+        finite = np.isfinite(value)
+        if not finite.all():
+            bad = np.asarray(value)[~finite][0]
+            raise SystemExit(f"{name} of {args.env_id} at step {step}: {bad}")
+
+
+class RecordVideo(gym.wrappers.vector.RecordVideo):
+    """Episodes of the first environment, 1,000 frames at most: they are kept in memory."""
+
+    def __init__(self, envs, folder, global_step):
+        prefix = f"step-{global_step}"
+        super().__init__(envs, f"{folder}/videos", name_prefix=prefix, record_first_only=True)
+
+    def _capture_frame(self):
+        super()._capture_frame()
+        if len(self.recorded_frames) >= 1000:
+            self.stop_recording()
+
+
+def log_videos(folder, logged, global_step):
+    """Upload the videos that are not in logged yet to Weights & Biases."""
+    import wandb
+
+    for path in sorted(set(folder.glob("videos/*.mp4")) - logged):
+        wandb.log({"videos": wandb.Video(str(path)), "global_step": global_step})
+        logged.add(path)
+
+
+def save_checkpoint(folder, args, modules, global_step):
+    """Write aside, then rename: the checkpoint is always whole. Stops the run if interrupted."""
+    settings = asdict(args) | {"resume": None}
+    checkpoint = {name: module.state_dict() for name, module in modules.items()}
+    checkpoint["args"] = json.loads(json.dumps(settings, default=str))
+    checkpoint["global_step"] = global_step
+    checkpoint["rng"] = torch.get_rng_state()
+    used_cuda = torch.cuda.is_initialized()
+    checkpoint["cuda_rng"] = torch.cuda.get_rng_state_all() if used_cuda else []
+    path = folder / "checkpoint.tmp"
+    with explain(f"save step {global_step} ({shutil.disk_usage(folder).free / 1e9:.1f} GB free)"):
+        require_finite_weights(checkpoint)
+        try:
+            torch.save(checkpoint, path)
+            types = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+            require(not types, f"a checkpoint cannot hold {', '.join(types)}")
+            os.replace(path, folder / "checkpoint.pt")
+        finally:
+            path.unlink(missing_ok=True)
+    if interrupted.is_set():
+        raise SystemExit(f"interrupted at step {global_step}, continue with --resume {folder}")
+
+
+def require_finite_weights(checkpoint):
+    states = {name: state for name, state in checkpoint.items() if isinstance(state, dict)}
+    for name, state in states.items():
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                require(value.isfinite().all(), f"{name}.{key} is not finite")
+
+
+def restore_checkpoint(args, modules):
+    """Load the run's last checkpoint into the modules; returns its step, 0 if there is none yet."""
+    path = Path(args.resume or "", "checkpoint.pt")
+    if not args.resume or not path.exists():
+        return 0
+    with explain(f"resume {args.resume}"):
+        try:
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception:
+            raise ValueError("checkpoint.pt is damaged, or holds more than weights") from None
+        require_finite_weights(checkpoint)
+        for name, module in modules.items():
+            require(name in checkpoint, f"its checkpoint has no {name}")
+            module.load_state_dict(checkpoint[name])
+        torch.set_rng_state(checkpoint["rng"])
+        torch.cuda.set_rng_state_all(checkpoint["cuda_rng"][: torch.cuda.device_count()])
+        return checkpoint["global_step"]
+
+
+# -- the algorithm ---------------------------------------------------------------------------------
+
+
+if __name__ == "__main__":
+    args = parse_args()
+    with explain(f"train on {args.env_id}"):
+        envs = make_envs(args, args.num_envs, "rgb_array" if args.capture_video else None)
+        obs_space, action_space = envs.single_observation_space, envs.single_action_space
+        require(isinstance(obs_space, gym.spaces.Box), "Box observations are needed")
+        require(isinstance(action_space, gym.spaces.Discrete), "Discrete actions are needed")
+        require_envs(args, envs)
+        require_memory(4 * args.num_envs * args.num_steps * math.prod(obs_space.shape))
+
+    seed_everything(args)
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the initial weights do not depend on the number of cores
+    q_network = QNetwork(envs)
+    minibatch_size = args.num_envs * args.num_steps // args.num_minibatches
+    work = minibatch_size * sum(p.numel() for p in q_network.parameters())  # multiplications
+    use_cuda = args.cuda and torch.cuda.is_available() and work > 2**26
+    device = torch.device("cuda" if use_cuda else "cpu")
+    torch.set_num_threads(1 if use_cuda or work < 2**24 else num_threads)
+    q_network.to(device)
+    optimizer = torch.optim.RAdam(q_network.parameters(), lr=args.learning_rate)  # [pqn 7]
+    modules = {"q_network": q_network, "optimizer": optimizer}
+    global_step = start_step = restore_checkpoint(args, modules)
+    run_folder, writer = open_run(args, device, global_step)
+    logged_videos = set(run_folder.glob("videos/*.mp4"))
+    if args.capture_video:
+        envs = RecordVideo(envs, run_folder, global_step)
+
+    # the rollout; obs[t] with is_last[t] ends an episode, and step t only resets that environment
+    T, N = args.num_steps, args.num_envs
+    obs = np.zeros((T + 1, N, *obs_space.shape), dtype=np.float32)
+    is_last = np.zeros((T + 1, N), dtype=bool)
+    actions = np.zeros((T, N), dtype=np.int64)
+    rewards = np.zeros((T, N), dtype=np.float32)
+    terminated = np.zeros((T, N), dtype=bool)
+    num_iterations = args.total_timesteps // (T * N)
+    exploration_steps = args.exploration_fraction * args.total_timesteps
+    reset_seed = np.random.SeedSequence((args.seed, global_step)).generate_state(1)[0]
+    obs[-1], _ = envs.reset(seed=int(reset_seed))
+    start_time = time.time()
+    progress = tqdm(initial=global_step, total=num_iterations * T * N, unit="step", unit_scale=True)
+
+    for iteration in range(global_step // (T * N), num_iterations):
+        if args.anneal_lr:  # [pqn 8]
+            for group in optimizer.param_groups:
+                group["lr"] = args.learning_rate * (1 - iteration / num_iterations)
+
+        # act epsilon-greedily [pqn 4]
+        q_network.eval()
+        obs[0], is_last[0] = obs[-1], is_last[-1]
+        for t in range(T):
+            epsilon = np.interp(global_step, (0, exploration_steps), (args.start_e, args.end_e))
+            chance, choice = torch.rand(2, N).numpy()
+            with torch.no_grad():
+                q_values = q_network(torch.from_numpy(obs[t]).to(device))
+            random_actions = (choice * action_space.n).astype(np.int64)
+            greedy_actions = q_values.argmax(1).cpu().numpy()
+            actions[t] = np.where(chance < epsilon, random_actions, greedy_actions)
+            next_step = envs.step(actions[t] + action_space.start)
+            obs[t + 1], rewards[t], terminated[t], truncated, infos = next_step
+            is_last[t + 1] = terminated[t] | truncated
+            for i in np.flatnonzero(infos.get("_episode", ())):
+                step, episode = global_step + i + 1, infos["episode"]
+                writer.add_scalar("charts/episodic_return", episode["r"][i], step)
+                writer.add_scalar("charts/episodic_length", episode["l"][i], step)
+                progress.set_postfix(episodic_return=f"{episode['r'][i]:.1f}", refresh=False)
+            global_step += N
+            check_finite(args, global_step, observation=obs[t + 1], reward=rewards[t])
+        progress.update(T * N)
+
+        # estimate targets [pqn 5]; truncated episodes are bootstrapped, terminated ones are not
+        with torch.no_grad():
+            all_obs = torch.from_numpy(obs).to(device).flatten(0, 1)
+            values = q_network(all_obs).amax(1).view(T + 1, N).cpu().numpy()
+        targets, target = np.zeros_like(rewards), values[-1]
+        for t in reversed(range(T)):
+            mixed = args.q_lambda * target + (1 - args.q_lambda) * values[t + 1]
+            next_value = np.where(is_last[t + 1], values[t + 1], mixed)
+            target = rewards[t] + args.gamma * next_value * ~terminated[t]
+            targets[t] = target
+
+        # learn, but not from the steps that only reset an environment
+        b_obs, b_actions, b_targets = (
+            torch.from_numpy(x[~is_last[:-1]]).to(device) for x in (obs[:-1], actions, targets)
+        )
+        q_network.train()
+        for _ in range(args.update_epochs):
+            order = torch.randperm(len(b_obs), device=device)
+            for mb in order.tensor_split(args.num_minibatches):  # [pqn 6]
+                q_values = q_network(b_obs[mb]).gather(1, b_actions[mb, None]).squeeze(1)
+                td_loss = (q_values - b_targets[mb]).square().mean()
+                optimizer.zero_grad()
+                td_loss.backward()
+                nn.utils.clip_grad_norm_(q_network.parameters(), args.max_grad_norm)  # [pqn 9]
+                optimizer.step()
+
+        # log
+        check_finite(args, global_step, td_loss=td_loss.item())
+        for name, scalar in {
+            "charts/learning_rate": optimizer.param_groups[0]["lr"],
+            "charts/epsilon": epsilon,
+            "charts/SPS": int((global_step - start_step) / (time.time() - start_time)),
+            "losses/td_loss": td_loss,
+            "losses/q_values": q_values.mean(),
+        }.items():
+            writer.add_scalar(name, scalar, global_step)
+        is_due = (iteration + 1) % args.checkpoint_interval == 0 or iteration + 1 == num_iterations
+        if is_due or interrupted.is_set():
+            writer.flush()
+            if args.track:
+                log_videos(run_folder, logged_videos, global_step)
+            save_checkpoint(run_folder, args, modules, global_step)
+
+    progress.close()
+    envs.close()
+    writer.close()
