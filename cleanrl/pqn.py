@@ -432,9 +432,9 @@ if __name__ == "__main__":
             chance, choice = torch.rand(2, N).numpy()
             with torch.no_grad():
                 q_values = q_network(torch.from_numpy(obs[t]).to(device))
-            random_actions = (choice * action_space.n).astype(np.int64)
-            greedy_actions = q_values.argmax(1).cpu().numpy()
-            actions[t] = np.where(chance < epsilon, random_actions, greedy_actions)
+            choices = (choice * action_space.n).astype(np.int64)
+            best_actions = q_values.argmax(1).cpu().numpy()
+            actions[t] = np.where(chance < epsilon, choices, best_actions)
             next_step = envs.step(actions[t] + action_space.start)
             obs[t + 1], rewards[t], terminated[t], truncated, infos = next_step
             is_last[t + 1] = terminated[t] | truncated
