@@ -44,7 +44,7 @@ def has_pools(file):
 
 def probe(file, name):
     """The id of a probe in the form that a file can handle."""
-    if file.stem in ("ppo_jax", "ppo_rnn_jax"):
+    if file.stem in ("ppo_jax", "ppo_rnn_jax", "pqn_jax"):
         from tests import gymnax_probes  # noqa: F401  registers them
 
         return f"GymnaxProbe/{name}-v0"

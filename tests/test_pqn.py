@@ -274,8 +274,7 @@ def test_metrics(file, tmp_path):
 
 
 PROBE_FLAGS = (
-    "--total-timesteps 1536 --num-envs 8 --num-steps 16 --learning-rate 0.2 --gamma 0.5 "
-    "--end-e 0.3"
+    "--total-timesteps 1536 --num-envs 8 --num-steps 16 --learning-rate 0.2 --gamma 0.5 --end-e 0.3"
 ).split()
 
 
