@@ -72,12 +72,14 @@ LONG = [
 ]  # what takes long, and is the same code in the others
 LOSSES = {
     "dqn": "losses/td_loss",
+    "pqn": "losses/td_loss",
     "c51": "losses/loss",
     **dict.fromkeys(["ppo", "rpo", "ppg"], "losses/value_loss"),
 }
 LOSSES |= dict.fromkeys(["ddp", "td3", "sac"], "losses/qf1_loss") | {"rai": "losses/td_loss"}
 SCHEDULES = {
     "dqn": "charts/epsilon",
+    "pqn": "charts/epsilon",
     "c51": "charts/epsilon",
     **dict.fromkeys(["ppo", "rpo", "ppg"], "charts/learning_rate"),
 }
@@ -259,7 +261,9 @@ BAD_VALUES = {
     **dict.fromkeys(["record_video_step_frequency", "num_iterations_obs_norm_init"], 0),
     **dict.fromkeys(["buffer_size", "num_seeds", "prioritized_replay_eps"], 0),
     **dict.fromkeys(["learning_rate", "policy_lr", "q_lr", "alpha"], 0),
-    **dict.fromkeys(["gamma", "int_gamma", "gae_lambda", "tau", "start_e", "end_e"], 1.1),
+    **dict.fromkeys(
+        ["gamma", "int_gamma", "gae_lambda", "q_lambda", "tau", "start_e", "end_e"], 1.1
+    ),
     **dict.fromkeys(["exploration_fraction", "update_proportion", "target_entropy_scale"], 1.1),
     **dict.fromkeys(["prioritized_replay_alpha", "prioritized_replay_beta", "dropout"], 1.1),
     **dict.fromkeys(["exploration_noise", "policy_noise", "noise_clip", "seed"], -1),
