@@ -41,6 +41,8 @@ FAMILIES = {
     "PPO, Procgen": ["ppo_procgen", "ppg_procgen"],
     "PPO, JAX": ["ppo_jax", "ppo_rnn_jax", "ppo_jaxtari_jax", "ppo_continuous_action_jax"],
     "PPO, EnvPool and XLA": ["ppo_atari_envpool_xla_jax", "ppo_atari_envpool_xla_jax_scan"],
+    "PQN": ["ppo", "pqn"],
+    "PQN, JAX": ["ppo_jax", "pqn_jax"],
     "Value learning": ["dqn", "c51"],
     "Value learning, Atari": ["dqn_atari", "c51_atari", "rainbow_atari", "sac_atari"],
     "Value learning, JAX": ["dqn_jax", "c51_jax"],

@@ -307,6 +307,7 @@ DETAILS = {
     "rpo": ("rpo_continuous_action", 1, "rpo.md"),
     "dqn": ("dqn", 6, "dqn.md"),
     "frames": ("dqn_atari", 2, "dqn.md"),
+    "pqn": ("pqn", 9, "pqn.md"),
     "c51": ("c51", 4, "c51.md"),
     "rainbow": ("rainbow_atari", 7, "rainbow.md"),
     "ddpg": ("ddpg_continuous_action", 6, "ddpg.md"),

@@ -56,6 +56,7 @@ COMPILED = {
         1_000_000,
     ),
     "ppo_rnn_jax": ("--num-envs", 64, "--total-timesteps", 200_000),
+    "pqn_jax": ("--num-envs", 64, "--total-timesteps", 200_000),
     "ppo_continuous_action_jax": ("--total-timesteps", 4_000_000),
     "ppo_continuous_action_isaacgym": ("--total-timesteps", 2_000_000),
     "ppo_atari_envpool_xla_jax_scan": POOL,

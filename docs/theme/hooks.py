@@ -31,6 +31,8 @@ from cleanrl_utils.siblings import split  # noqa: E402
 PARENTS = {  # what a file grew out of, where its name does not say so
     "rpo_continuous_action": "ppo_continuous_action",
     "dqn": "ppo",
+    "pqn": "ppo",
+    "pqn_jax": "ppo_jax",
     "c51": "dqn",
     "c51_atari": "dqn_atari",
     "c51_jax": "dqn_jax",
