@@ -96,10 +96,9 @@ def check_file(path):
         complaints.append("the script header comes first")
     if not is_main(tree.body[-1]):
         complaints.append("the main block comes last")
-    start = next(node.lineno for node in tree.body if getattr(node, "name", "") == "Args")
-    rest = [line for n, line in enumerate(lines, 1) if n >= start and n not in shared and line]
+    rest = [line for n, line in enumerate(lines, 1) if n not in shared and line]
     if len(rest) <= len([line for line in block.splitlines() if line]):
-        complaints.append("the shared block is longer than the algorithm")
+        complaints.append("the shared block is more than half of the file")
     return complaints
 
 
