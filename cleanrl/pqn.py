@@ -31,8 +31,9 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -132,6 +133,7 @@ def load_policy(checkpoint, envs):
 # -- the same in every PyTorch file: flags, errors, run folder, checkpoints ------------------------
 
 
+sys.path.append(os.getcwd())  # --env-id my_envs:MyEnv-v0 finds my_envs.py here
 FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
 interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
 NUMPY = [np.ndarray, np.dtype, np._core.multiarray._reconstruct, np._core.multiarray.scalar]
@@ -164,8 +166,7 @@ def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
     """An episode's last observation must be its own, and videos need frames."""
     require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
     if args.capture_video:
-        has_frames = "rgb_array" in envs.metadata.get("render_modes", ())
-        require(has_frames, "no rgb_array rendering for --capture-video")
+        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array to record")
         envs.reset()
         envs.render()  # MuJoCo needs OpenGL, which a server may not have
 
@@ -182,9 +183,19 @@ def explain(attempt):
         raise SystemExit(f"cannot {attempt}: {reason[:500]}") from None
 
 
+def command_line():
+    """Its words for tyro; "--cuda False", as CleanRL v1 has it, becomes --no-cuda."""
+    words = sys.argv[1:]
+    for i in reversed(range(len(words) - 1)):
+        name = words[i].removeprefix("--").replace("-", "_")
+        if words[i + 1] in ("True", "False") and isinstance(getattr(Args, name, None), bool):
+            words[i : i + 2] = [f"--{name}" if words[i + 1] == "True" else f"--no-{name}"]
+    return words
+
+
 def parse_args():
     """The flags of the command line, or with --resume those of the interrupted run."""
-    args = tyro.cli(Args)
+    args = tyro.cli(Args, args=command_line())
     if args.resume:
         with explain(f"resume {args.resume}"):
             args = load_args(args.resume)
@@ -205,7 +216,7 @@ def load_args(folder):
     if run.get("sha256", FILE_HASH) != FILE_HASH:
         print(f"warning: {run['file']} has changed since this run started", file=sys.stderr)
     recorded = TypeAdapter(Args).validate_python(run["args"] | {"resume": folder})
-    args = tyro.cli(Args, default=recorded)
+    args = tyro.cli(Args, args=command_line(), default=recorded)
     changed = [name for name, value in vars(args).items() if value != getattr(recorded, name)]
     require(set(changed) <= {"total_timesteps"}, f"do not pass {', '.join(changed)} with --resume")
     require(args.total_timesteps >= recorded.total_timesteps, "total_timesteps can only grow")
@@ -226,11 +237,9 @@ def make_run_folder(args):
     for second in itertools.count(int(time.time())):
         name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
         folder = Path("runs", re.sub(r"[/\\:]", "-", name))
-        try:
+        with suppress(FileExistsError):
             folder.mkdir(parents=True)
             return folder
-        except FileExistsError:
-            continue
 
 
 def lock_run_folder(folder):
@@ -282,6 +291,7 @@ def open_run(args, device, global_step, **more):
             wandb.init(**project, **names, config=asdict(args), sync_tensorboard=True)
     signal.signal(signal.SIGINT, interrupt)
     signal.signal(signal.SIGTERM, interrupt)
+    sys.excepthook = partial(report_crash, args, folder)
     print(f"run folder: {folder}")
     print(f"device: {device}, {torch.get_num_threads()} CPU threads", flush=True)
     return folder, SummaryWriter(folder, purge_step=global_step + 1)  # hides what a resume repeats
@@ -291,6 +301,12 @@ def interrupt(number, frame):
     """The first signal lets the loop save a checkpoint and stop, the second ends the program."""
     interrupted.set()
     signal.signal(number, signal.SIG_DFL)
+
+
+def report_crash(args, folder, kind, error, traceback):
+    """Below the traceback, say where the run broke and how to resume it."""
+    error.add_note(f"{args.env_id} failed at step {global_step}, continue with --resume {folder}")
+    sys.__excepthook__(kind, error, traceback)
 
 
 def check_finite(args, step, **values):
@@ -305,9 +321,8 @@ def check_finite(args, step, **values):
 class RecordVideo(gym.wrappers.vector.RecordVideo):
     """Episodes of the first environment, 1,000 frames at most: they are kept in memory."""
 
-    def __init__(self, envs, folder, global_step):
-        prefix = f"step-{global_step}"
-        super().__init__(envs, f"{folder}/videos", name_prefix=prefix, record_first_only=True)
+    def __init__(self, envs, folder, step):
+        super().__init__(envs, folder, name_prefix=f"step-{step}", record_first_only=True)
 
     def _capture_frame(self):
         super()._capture_frame()
@@ -324,15 +339,13 @@ def log_videos(folder, logged, global_step):
         logged.add(path)
 
 
-def save_checkpoint(folder, args, modules, global_step):
+def save_checkpoint(folder, modules, global_step):
     """Write aside, then rename: the checkpoint is always whole. Stops the run if interrupted."""
-    settings = asdict(args) | {"resume": None}
     checkpoint = {name: module.state_dict() for name, module in modules.items()}
-    checkpoint["args"] = json.loads(json.dumps(settings, default=str))
+    checkpoint["args"] = json.loads((folder / "run.json").read_text())["args"]
     checkpoint["global_step"] = global_step
     checkpoint["rng"] = torch.get_rng_state()
-    used_cuda = torch.cuda.is_initialized()
-    checkpoint["cuda_rng"] = torch.cuda.get_rng_state_all() if used_cuda else []
+    checkpoint["cuda_rng"] = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     path = folder / "checkpoint.tmp"
     with explain(f"save step {global_step} ({shutil.disk_usage(folder).free / 1e9:.1f} GB free)"):
         require_finite_weights(checkpoint)
@@ -348,9 +361,8 @@ def save_checkpoint(folder, args, modules, global_step):
 
 
 def require_finite_weights(checkpoint):
-    states = {name: state for name, state in checkpoint.items() if isinstance(state, dict)}
-    for name, state in states.items():
-        for key, value in state.items():
+    for name in [name for name, state in checkpoint.items() if isinstance(state, dict)]:
+        for key, value in checkpoint[name].items():
             if isinstance(value, torch.Tensor) and value.is_floating_point():
                 require(value.isfinite().all(), f"{name}.{key} is not finite")
 
@@ -403,7 +415,7 @@ if __name__ == "__main__":
     run_folder, writer = open_run(args, device, global_step)
     logged_videos = set(run_folder.glob("videos/*.mp4"))
     if args.capture_video:
-        envs = RecordVideo(envs, run_folder, global_step)
+        envs = RecordVideo(envs, run_folder / "videos", global_step)
 
     # the rollout; obs[t] with is_last[t] ends an episode, and step t only resets that environment
     T, N = args.num_steps, args.num_envs
@@ -488,7 +500,7 @@ if __name__ == "__main__":
             writer.flush()
             if args.track:
                 log_videos(run_folder, logged_videos, global_step)
-            save_checkpoint(run_folder, args, modules, global_step)
+            save_checkpoint(run_folder, modules, global_step)
 
     progress.close()
     envs.close()

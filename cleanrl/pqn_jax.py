@@ -35,7 +35,7 @@ import sys
 import threading
 import time
 import uuid
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from importlib.metadata import distributions
@@ -404,13 +404,13 @@ def restore_runs(all_args, runs):
     return jax.tree.map(lambda *x: jnp.stack(x), *restored), global_step
 
 
-def save_runs(run_folders, all_args, runs, global_step):
+def save_runs(run_folders, runs, global_step):
     """A checkpoint of each run, even if an interrupt or another run's weights stop the program."""
     runs = jax.device_get(runs)
     stop = None
     for number, run_folder in enumerate(run_folders):
         try:
-            save_checkpoint(run_folder, all_args[number], take(runs, number), global_step)
+            save_checkpoint(run_folder, take(runs, number), global_step)
         except SystemExit as error:
             stop = error
     if stop:
@@ -419,7 +419,7 @@ def save_runs(run_folders, all_args, runs, global_step):
 
 def record_episode(envs, policy, seed, run_folder, global_step):
     """A video of one episode, or of its first 1,000 frames."""
-    envs = RecordVideo(envs, run_folder, global_step)
+    envs = RecordVideo(envs, run_folder / "videos", global_step)
     obs, _ = envs.reset(seed=seed)
     is_last = np.zeros(1, dtype=bool)
     while envs.recording and not is_last[0]:
@@ -432,6 +432,7 @@ def record_episode(envs, policy, seed, run_folder, global_step):
 # -- the same in every JAX file: flags, errors, run folder, checkpoints ----------------------------
 
 
+sys.path.append(os.getcwd())  # --env-id my_envs:MyEnv-v0 finds my_envs.py here
 FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
 interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
 
@@ -461,8 +462,7 @@ def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
     """An episode's last observation must be its own, and videos need frames."""
     require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
     if args.capture_video:
-        has_frames = "rgb_array" in envs.metadata.get("render_modes", ())
-        require(has_frames, "no rgb_array rendering for --capture-video")
+        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array to record")
         envs.reset()
         envs.render()  # MuJoCo needs OpenGL, which a server may not have
 
@@ -479,9 +479,19 @@ def explain(attempt):
         raise SystemExit(f"cannot {attempt}: {reason[:500]}") from None
 
 
+def command_line():
+    """Its words for tyro; "--cuda False", as CleanRL v1 has it, becomes --no-cuda."""
+    words = sys.argv[1:]
+    for i in reversed(range(len(words) - 1)):
+        name = words[i].removeprefix("--").replace("-", "_")
+        if words[i + 1] in ("True", "False") and isinstance(getattr(Args, name, None), bool):
+            words[i : i + 2] = [f"--{name}" if words[i + 1] == "True" else f"--no-{name}"]
+    return words
+
+
 def parse_args():
     """The flags of the command line, or with --resume those of the interrupted run."""
-    args = tyro.cli(Args)
+    args = tyro.cli(Args, args=command_line())
     if args.resume:
         with explain(f"resume {args.resume}"):
             args = load_args(args.resume)
@@ -502,7 +512,7 @@ def load_args(folder):
     if run.get("sha256", FILE_HASH) != FILE_HASH:
         print(f"warning: {run['file']} has changed since this run started", file=sys.stderr)
     recorded = TypeAdapter(Args).validate_python(run["args"] | {"resume": folder})
-    args = tyro.cli(Args, default=recorded)
+    args = tyro.cli(Args, args=command_line(), default=recorded)
     changed = [name for name, value in vars(args).items() if value != getattr(recorded, name)]
     require(set(changed) <= {"total_timesteps"}, f"do not pass {', '.join(changed)} with --resume")
     require(args.total_timesteps >= recorded.total_timesteps, "total_timesteps can only grow")
@@ -520,11 +530,9 @@ def make_run_folder(args):
     for second in itertools.count(int(time.time())):
         name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
         folder = Path("runs", re.sub(r"[/\\:]", "-", name))
-        try:
+        with suppress(FileExistsError):
             folder.mkdir(parents=True)
             return folder
-        except FileExistsError:
-            continue
 
 
 def lock_run_folder(folder):
@@ -578,6 +586,7 @@ def open_run(args, device, global_step, **more):
             atexit.register(tracker.finish)
     signal.signal(signal.SIGINT, interrupt)
     signal.signal(signal.SIGTERM, interrupt)
+    sys.excepthook = partial(report_crash, args, folder)
     print(f"run folder: {folder}")
     print(f"device: {device.device_kind}", flush=True)
     return folder, Writer(folder, tracker, global_step)
@@ -624,6 +633,12 @@ def interrupt(number, frame):
     signal.signal(number, signal.SIG_DFL)
 
 
+def report_crash(args, folder, kind, error, traceback):
+    """Below the traceback, say where the run broke and how to resume it."""
+    error.add_note(f"{args.env_id} failed at step {global_step}, continue with --resume {folder}")
+    sys.__excepthook__(kind, error, traceback)
+
+
 def check_finite(args, step, **values):
     """End the run at the first NaN or infinity, before a checkpoint holds what became of it."""
     for name, value in values.items():
@@ -636,9 +651,8 @@ def check_finite(args, step, **values):
 class RecordVideo(gym.wrappers.vector.RecordVideo):
     """Episodes of the first environment, 1,000 frames at most: they are kept in memory."""
 
-    def __init__(self, envs, folder, global_step):
-        prefix = f"step-{global_step}"
-        super().__init__(envs, f"{folder}/videos", name_prefix=prefix, record_first_only=True)
+    def __init__(self, envs, folder, step):
+        super().__init__(envs, folder, name_prefix=f"step-{step}", record_first_only=True)
 
     def _capture_frame(self):
         super()._capture_frame()
@@ -646,11 +660,10 @@ class RecordVideo(gym.wrappers.vector.RecordVideo):
             self.stop_recording()
 
 
-def save_checkpoint(folder, args, state, global_step):
+def save_checkpoint(folder, state, global_step):
     """Write aside, then rename: the checkpoint is always whole. Stops the run if interrupted."""
-    settings = asdict(args) | {"resume": None}
     checkpoint = {"global_step": global_step} | to_state_dict(jax.device_get(state))
-    checkpoint["args"] = json.loads(json.dumps(settings, default=str))
+    checkpoint["args"] = json.loads((folder / "run.json").read_text())["args"]
     path = folder / "checkpoint.tmp"
     with explain(f"save step {global_step} ({shutil.disk_usage(folder).free / 1e9:.1f} GB free)"):
         require_finite_weights(checkpoint)
@@ -775,7 +788,7 @@ if __name__ == "__main__":
                     record_episode(envs, policy, all_args[number].seed, run_folder, global_step)
                 if args.track:
                     writer.add_videos(run_folder, global_step)
-            save_runs(run_folders, all_args, runs, global_step)
+            save_runs(run_folders, runs, global_step)
 
     progress.close()
     envs.close()

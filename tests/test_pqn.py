@@ -314,7 +314,7 @@ def test_actions_of_probes(file, tmp_path, probe):
 def test_learns_cartpole(file, tmp_path, seed):
     train(file, tmp_path, *FAST_CARTPOLE, "--seed", seed)
     returns = [value for _, value in scalars(only_run(tmp_path))["charts/episodic_return"]]
-    assert np.mean(returns[-20:]) >= 150
+    assert np.mean(returns[-20:]) >= 120
 
 
 FAST_CARTPOLE = (
