@@ -58,6 +58,9 @@ python -m cleanrl_utils.rlops --exp-name ppo --tags v1 v2 --report
 python -m cleanrl_utils.rlops --filters 'ppo?tag=v1' 'ppo?tag=v2'
 python -m cleanrl_utils.rlops --filters 'ppo?norm_adv=True&cl=on' 'ppo?norm_adv=False&cl=off' \
 --env-ids CartPole-v1
+# as those of test_trial, for longer
+python -m cleanrl_utils.trial my_ppo.py --against cleanrl/ppo.py --env-ids CartPole-v1 Acrobot-v1 \
+--budget 20m
 # needs Weights & Biases; run by test_rlops against a server of its own
 python -m cleanrl_utils.rlops --exp-name ddpg_continuous_action --wandb-project-name cleanrl \
 --wandb-entity openrlbenchmark --tags 'pr-299' 'rlops-pilot' --env-ids HalfCheetah-v4 Walker2d-v4 \
