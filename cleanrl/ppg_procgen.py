@@ -1,7 +1,7 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#     "envpool>=1.1; sys_platform == 'linux'", "filelock>=3.20", "gymnasium>=1.2.1,<2",
+#     "envpool>=1.2.5", "filelock>=3.20", "gymnasium>=1.2.1,<2",
 #     "moviepy>=2", "numpy>=2", "psutil>=7", "pydantic>=2.11",
 #     "pyqt5-qt5>=5.15; sys_platform == 'linux' and python_version < '3.12'",
 #     "tensorboard>=2.20", "torch>=2.9", "tqdm>=4.67", "tyro>=1.0", "wandb>=0.22",

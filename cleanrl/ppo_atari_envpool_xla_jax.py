@@ -1,7 +1,7 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#     "envpool>=1.1; sys_platform == 'linux'", "filelock>=3.20", "flax>=0.12",
+#     "envpool>=1.2.5", "filelock>=3.20", "flax>=0.12",
 #     "gymnasium>=1.2.1,<2", "jax>=0.9", "moviepy>=2", "numpy>=2", "optax>=0.2.6", "psutil>=7",
 #     "pydantic>=2.11", "tensorboard>=2.20", "tqdm>=4.67", "tyro>=1.0", "wandb>=0.22",
 # ]

@@ -26,6 +26,7 @@ EXTRAS = {  # extra of pyproject.toml: modules that it installs
     "optuna": "matplotlib optuna psycopg sqlalchemy",
     "cluster": "boto3 botocore ray",
     "hub": "huggingface_hub matplotlib safetensors",
+    "export": "onnx onnxruntime onnxscript safetensors",
     "docs": "jinja2 matplotlib mkdocs scipy",
 }
 

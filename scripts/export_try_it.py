@@ -19,6 +19,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT))
 from cleanrl import ppo  # noqa: E402
+from cleanrl_utils import export as policies  # noqa: E402
 
 EPISODES, COUNT = 20, 10
 
@@ -48,16 +49,12 @@ def export(run, episodes=EPISODES):
     wanted = np.geomspace(steps[0], steps[-1], COUNT)
     chosen = sorted({int(np.abs(np.log(steps / step)).argmin()) for step in wanted})
     checkpoints = []
+    envs = ppo.make_envs(SimpleNamespace(env_id="CartPole-v1"), 1)
     for path in (paths[i] for i in chosen):
         checkpoint = torch.load(path, weights_only=True)
-        agent, returns = checkpoint["agent"], evaluate(checkpoint, episodes)
-        layers = [
-            {name: agent[f"actor.{i}.{name}"] for name in ("weight", "bias")} for i in (0, 2, 4)
-        ]
-        layers = [
-            {name: np.round(x.double().numpy(), 4).tolist() for name, x in layer.items()}
-            for layer in layers
-        ]
+        returns = evaluate(checkpoint, episodes)
+        graph = policies.read_policy(ppo.load_policy(checkpoint, envs), envs)
+        layers = policies.read_layers(policies.trace(graph, envs), digits=4)
         told = {
             "step": int(path.stem),
             "mean_return": float(np.mean(returns)),

@@ -20,6 +20,9 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 NOT_RUN_HERE = """
 # it is what runs this test
 make test
+# run by test_export
+python -m cleanrl_utils.export runs/<run> policy.safetensors
+python -m cleanrl_utils.export runs/<run> policy.json
 # run by test_site
 mkdocs build --strict
 # run by test_packaging.test_bare_file_runs_in_an_empty_folder

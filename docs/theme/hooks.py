@@ -421,7 +421,7 @@ def files_table():
 
 def systems_table():
     """Which files do not run everywhere, by what the header of each says of its dependencies."""
-    limits = {"sys_platform == 'linux'": "Linux only", "sys_platform != 'win32'": "not on Windows"}
+    limits = {"sys_platform != 'win32'": "not on Windows"}
     limits |= {"python_version < '3.13'": "Python 3.11 and 3.12 for `dm_control/...`"}
     rows = ["| file | where |", "|---|---|"]
     for name in algorithms():
