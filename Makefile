@@ -7,10 +7,11 @@ COMPILE := $(UV) pip compile --universal --python-version 3.11 --no-header --no-
 EXPORT := $(COMPILE) pyproject.toml
 EXTRAS := atari envpool procgen mujoco dm_control pettingzoo jax brax jaxtari optuna cluster hub export docs dev all
 
-.PHONY: help train test test-slow format constraints requirements clean
+.PHONY: help train new test test-slow format constraints requirements clean
 
 help:
 	@echo "make train         PPO on CartPole-v1, in about two minutes"
+	@echo "make new           start a file as a copy: make new NAME=my_ppo FROM=ppo"
 	@echo "make test          the tests, with every extra installed"
 	@echo "make test-slow     the tests that train to the end as well"
 	@echo "make format        ruff and codespell over everything"
@@ -19,6 +20,9 @@ help:
 
 train: .venv/train
 	$(RUN) python cleanrl/ppo.py $(FLAGS)
+
+new:
+	@python3 scripts/new_file.py "$(NAME)" "$(FROM)"
 
 test: .venv/all
 	$(RUN) pytest --numprocesses 2 -m "not slow"

@@ -67,9 +67,6 @@ class Policy(nn.Module):
         if isinstance(self.space, gym.spaces.Box):
             self.register_buffer("low", torch.from_numpy(self.space.low.copy()))
             self.register_buffer("high", torch.from_numpy(self.space.high.copy()))
-            if hasattr(envs, "device"):  # a simulator of tensors, which clips actions itself
-                self.low.fill_(-torch.inf)
-                self.high.fill_(torch.inf)
         else:
             self.register_buffer("start", torch.as_tensor(self.space.start).flatten())
 
@@ -336,7 +333,7 @@ class Recorder(TorchFunctionMode):
     def __init__(self, policy, graph):
         super().__init__()
         self.policy = policy
-        self.is_q_network = graph.name == "q_network"
+        self.graph = graph
         self.seen = {}
         inspect.unwrap(policy).__globals__["sample"] = self.sample  # those of PPO and SAC
 
@@ -352,7 +349,7 @@ class Recorder(TorchFunctionMode):
         return first.argmax(-1)
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function is torch.Tensor.argmax and self.is_q_network:
+        if function is torch.Tensor.argmax and self.graph.name == "q_network":
             self.seen = {"q_values": args[0]}
         return function(*args, **(kwargs or {}))
 
@@ -360,7 +357,10 @@ class Recorder(TorchFunctionMode):
         with self:
             actions = self.policy(obs, is_last)
         outputs = {name: x.detach().cpu().numpy() for name, x in self.seen.items()}
-        return actions, outputs | {"action": torch.as_tensor(actions).cpu().numpy()}
+        outputs["action"] = torch.as_tensor(actions).cpu().numpy()
+        if isinstance(self.graph.space, gym.spaces.Box):  # as a simulator of tensors does itself
+            outputs["action"] = outputs["action"].clip(self.graph.space.low, self.graph.space.high)
+        return actions, outputs
 
 
 def largest_difference(expected, outputs):

@@ -25,9 +25,14 @@ def pytest_addoption(parser):
 
 
 @pytest.fixture
-def file(request):
+def file(request, tmp_path_factory):
     """The algorithm file that a test module is named after, or the copy given with --file."""
     if path := request.config.getoption("file"):
         return Path(path).resolve()
     name = request.module.__name__.rpartition(".")[2].removeprefix("test_")
-    return Path(__file__).resolve().parent.parent / "cleanrl" / f"{name}.py"
+    path = Path(__file__).resolve().parent.parent / "cleanrl" / f"{name}.py"
+    parent = getattr(request.module, "PARENT", None)
+    if parent is None:
+        return path
+    # what suits a file, such as its probes, goes by its name: a new file is called as its parent
+    return Path(shutil.copy(path, tmp_path_factory.mktemp("copy") / f"{parent}.py"))

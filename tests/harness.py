@@ -23,7 +23,16 @@ from tqdm import tqdm
 import tests.probes  # registers them
 
 ROOT = Path(__file__).resolve().parent.parent
-FILES = {path.stem: path for path in sorted((ROOT / "cleanrl").glob("*.py"))}
+EVERY_FILE = {path.stem: path for path in sorted((ROOT / "cleanrl").glob("*.py"))}
+
+
+def is_new(stem):
+    """Whether `make new` made it: then its tests are those of its PARENT, under that name."""
+    tests = ROOT / "tests" / f"test_{stem}.py"
+    return tests.exists() and "\nPARENT = " in tests.read_text()
+
+
+FILES = {stem: path for stem, path in EVERY_FILE.items() if not is_new(stem)}
 PPO = FILES["ppo"]
 
 # the names and versions of all packages, of which each run tells, are read once

@@ -16,13 +16,16 @@ import pytest
 from tests.harness import ROOT, train
 from tests.test_packaging import UV
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "AGENTS.md")]
+PAGES += [*sorted((ROOT / "docs").rglob("*.md"))]
 NOT_RUN_HERE = """
 # it is what runs this test
 make test
 # run by test_export
 python -m cleanrl_utils.export runs/<run> policy.safetensors
 python -m cleanrl_utils.export runs/<run> policy.json
+# run by test_new_file, and before the other commands
+make new NAME=my_ppo FROM=ppo
 # run by test_site
 mkdocs build --strict
 # run by test_packaging.test_bare_file_runs_in_an_empty_folder
@@ -143,9 +146,7 @@ def checkout(tmp_path_factory):
     )
     os.symlink(sys.prefix, folder / ".venv")
     train(folder / "cleanrl" / "ppo.py", folder, "--total-timesteps", 512)
-    shutil.copy(
-        folder / "cleanrl" / "ppo.py", folder / "cleanrl" / "my_ppo.py"
-    )  # what CONTRIBUTING's cp makes
+    subprocess.run([sys.executable, "scripts/new_file.py", "my_ppo", "ppo"], cwd=folder, check=True)
     return folder
 
 

@@ -18,7 +18,8 @@ from itertools import pairwise
 import pytest
 
 from cleanrl_utils import siblings
-from tests.harness import FILES, ROOT
+from tests.harness import EVERY_FILE as FILES
+from tests.harness import ROOT
 
 ORDER = ["docstring", "imports", "Args", "networks", "load_policy", "shared block", "main"]
 ENTRIES = tomllib.loads((ROOT / "tests" / "siblings.toml").read_text())

@@ -1,0 +1,130 @@
+"""Start a new algorithm file as a copy of another, with its tests, docs page and benchmark script.
+
+    make new NAME=my_ppo FROM=ppo
+    python scripts/new_file.py my_ppo ppo    # the same, without make
+
+Writes cleanrl/my_ppo.py, tests/test_my_ppo.py (which runs the tests of ppo.py on it),
+docs/rl-algorithms/my-ppo.md and benchmark/my_ppo.sh, and adds the page to mkdocs.yml and the file
+to the table of docs/results.md.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TEST = '''"""cleanrl/{name}.py, which grew out of {parent}.py: the tests of {parent}.py run on it.
+
+A test that is defined below replaces the one of the same name.
+"""
+
+from cleanrl_utils import enjoy
+from tests.harness import only_run, read_checkpoint, train
+from tests.test_contract import iteration, small
+from tests.test_{parent} import *  # noqa: F403
+
+PARENT = "{parent}"
+
+
+def test_a_run_is_resumed_and_evaluated(file, tmp_path):
+    steps = iteration(file)
+    train(file, tmp_path, *small(file, "--total-timesteps", steps))
+    run = only_run(tmp_path)
+    train(file, tmp_path, "--resume", run, "--total-timesteps", 2 * steps)
+    assert int(read_checkpoint(run)["global_step"]) == 2 * steps
+    evaluation = enjoy.evaluate(run, enjoy.load_checkpoint(run), episodes=2, file=file)
+    assert len(evaluation["returns"]) == 2
+'''
+PAGE = """# {name}
+
+[`{name}.py`](../../cleanrl/{name}.py) grew out of [`{parent}.py`](../../cleanrl/{parent}.py).
+
+```bash
+python cleanrl/{name}.py
+python -m cleanrl_utils.diff {parent} {name}
+```
+
+## What differs
+
+Nothing yet.
+
+## Results
+
+No results, and no video yet. The commands of the runs are in
+[`benchmark/{name}.sh`](../../benchmark/{name}.sh).
+"""
+SCRIPT = """#!/bin/sh
+# The runs behind the table of docs/rl-algorithms/{page}.md: three seeds, every flag at its default.
+exec python -m cleanrl_utils.benchmark \\
+    --env-ids {env_id} \\
+    --command "python cleanrl/{name}.py" \\
+    --num-seeds 3 "$@"
+"""
+
+
+def copy_source(parent, name):
+    """The parent's source with the new name in the commands of its docstring."""
+    source = (ROOT / "cleanrl" / f"{parent}.py").read_text(encoding="utf-8")
+    before, docstring, after = source.split('"""', 2)
+    lines = docstring.replace(f"cleanrl/{parent}.py", f"cleanrl/{name}.py").split("\n")
+    lines = [re.sub(r" {2,}#", "  #", line) if len(line) > 100 else line for line in lines]
+    return '"""'.join([before, "\n".join(lines), after])
+
+
+def add_to_navigation(name, page):
+    """After the last algorithm of mkdocs.yml; returns the new text."""
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    last = list(re.finditer(r"^ +- .*: rl-algorithms/.*\n", text, re.M))[-1]
+    return f"{text[: last.end()]}      - {name}: rl-algorithms/{page}.md\n{text[last.end() :]}"
+
+
+def add_to_overview(name):
+    """A row of docs/results.md, where scripts/build_results.py would put it."""
+    lines = (ROOT / "docs" / "results.md").read_text(encoding="utf-8").split("\n")
+    without_runs = [i for i, line in enumerate(lines) if re.match(r"\| \w+ \|  \|  \| 0 \|", line)]
+    later = [i for i in without_runs if lines[i].split()[1] > name]
+    lines.insert(
+        later[0] if later else without_runs[-1] + 1, f"| {name} |  |  | 0 |  |  |  | not run |"
+    )
+    return "\n".join(lines)
+
+
+def main():
+    if len(sys.argv) != 3 or not all(sys.argv[1:]):
+        raise SystemExit("usage: make new NAME=my_ppo FROM=ppo")
+    name, parent = sys.argv[1:]
+    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
+        raise SystemExit(f"{name} must be lowercase letters, digits and single underscores")
+    if not (ROOT / "cleanrl" / f"{parent}.py").is_file():
+        raise SystemExit(f"there is no cleanrl/{parent}.py")
+    if ("_jax" in name) != ("_jax" in parent):
+        raise SystemExit("the names of JAX files, and only theirs, have _jax in them")
+    page = name.replace("_", "-")
+    source = copy_source(parent, name)
+    env_id = re.search(r'^    env_id: str = "(.*?)"', source, re.M)[1]
+    words = dict(name=name, parent=parent, page=page, env_id=env_id)
+    new = {
+        f"cleanrl/{name}.py": source,
+        f"tests/test_{name}.py": TEST.format(**words),
+        f"docs/rl-algorithms/{page}.md": PAGE.format(**words),
+        f"benchmark/{name}.sh": SCRIPT.format(**words),
+    }
+    for path in new:
+        if (ROOT / path).exists():
+            raise SystemExit(f"{path} exists already")
+    changed = {
+        "mkdocs.yml": add_to_navigation(name, page),
+        "docs/results.md": add_to_overview(name),
+    }
+    for path, text in (new | changed).items():
+        (ROOT / path).write_text(text, encoding="utf-8")
+        print(path)
+    (ROOT / f"benchmark/{name}.sh").chmod(0o755)
+    print()
+    print(f"run it:   python cleanrl/{name}.py")
+    print(f"test it:  pytest tests/test_{name}.py -m 'not slow'")
+    print(f"compare:  python -m cleanrl_utils.diff {parent} {name}")
+
+
+if __name__ == "__main__":
+    main()
