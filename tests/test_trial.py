@@ -282,7 +282,8 @@ def test_many_seeds_of_a_compiled_file_in_one_program(tmp_path):
     default = "learning_rate: float = 2.5e-4"
     changed = PPO_JAX.read_text().replace(default, "learning_rate: float = 1e-9")
     (tmp_path / "my_ppo_jax.py").write_text(changed)
-    flags = ["--env-ids", "CartPole-v1", "--total-timesteps", 32768]
+    flags = ["--env-ids", "CartPole-v1", "--ranges", "CartPole-v1=20,500"]
+    flags += ["--total-timesteps", 32768]
     process = start(tmp_path, "my_ppo_jax.py", "--against", PPO_JAX, *flags)
     out, errors = process.communicate()
     assert process.returncode == 1, out + errors
