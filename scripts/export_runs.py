@@ -14,11 +14,11 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT))  # so that this runs from any folder
-from cleanrl_utils.events import read_events  # noqa: E402
+from cleanrl_utils.events import decode, read_events, read_records  # noqa: E402
+from cleanrl_utils.runs import find_runs, is_finished, last_step, read_run  # noqa: E402
 
 RESULTS = ROOT / "results"
 PACKAGES = (
@@ -47,49 +47,37 @@ def thin(episodes):
 
 def export(algorithm, runs, partial=False):
     folders = {}
-    for path in sorted(Path(runs).glob("*/run.json")):
-        about = json.loads(path.read_text())
+    for folder in find_runs(runs):
+        about = read_run(folder)
         if about["args"]["exp_name"] == algorithm:
             # without the module that registers it
             env_id = about["args"]["env_id"].split(":")[-1].replace("/", "-")
             name = f"{env_id}__{about['args']['seed']}"
             if name in folders:
-                raise SystemExit(f"{name} was run twice: {folders[name]} and {path.parent}")
-            folders[name] = path.parent
+                raise SystemExit(f"{name} was run twice: {folders[name]} and {folder}")
+            folders[name] = folder
     if not folders:
         raise SystemExit(f"{runs} has no run of {algorithm}")
 
     (RESULTS / algorithm).mkdir(exist_ok=True)
     settings = {}
     for name, folder in folders.items():
-        about = json.loads((folder / "run.json").read_text())
+        about = read_run(folder)
         scalars, problems = read_events(folder, cache=False)
         if problems and not partial:
             raise SystemExit(f"{folder}: {problems[0]}")
-        steps, flags = int(scalars["charts/SPS"][-1, 0]), about["args"]
-        between_updates = flags.get("train_frequency", flags.get("update_frequency", 1))
-        between_logs = (
-            flags["num_envs"] * flags["num_steps"]
-            if "num_steps" in flags
-            else 100 * between_updates
-        )
-        is_short = steps + between_logs <= flags["total_timesteps"]
-        if not partial and (is_short or not list(folder.glob("checkpoint.*"))):
+        steps, is_whole = last_step(scalars), is_finished(about, scalars)
+        if not partial and not (is_whole and list(folder.glob("checkpoint.*"))):
             raise SystemExit(f"{folder} is not finished: it stands at step {steps}")
-        events = EventFileLoader(str(min(folder.glob("*tfevents*")))).Load()
-        # seconds are counted from the first summary on
-        first = next(event for event in events if event.HasField("summary"))
+        *records, _ = read_records(min(folder.glob("*tfevents*")))
+        logged, *_ = decode(*records)  # seconds are counted from the first scalar on
+        first_time = min(rows[0, 3] for parts in logged.values() for rows in parts)
         with (RESULTS / algorithm / f"{name}.csv").open("w", newline="") as file:
             rows = csv.writer(file)
             rows.writerow(["step", "episodic_return", "seconds"])
             for step, value, seconds in thin(scalars["charts/episodic_return"]):
-                rows.writerow(
-                    [
-                        round(step),
-                        f"{value:g}",
-                        f"{seconds + first.wall_time - about['start_time']:.1f}",
-                    ]
-                )
+                since_start = seconds + first_time - about["start_time"]
+                rows.writerow([round(step), f"{value:g}", f"{since_start:.1f}"])
         versions = {
             package: about["packages"][package]
             for package in PACKAGES

@@ -60,7 +60,7 @@ def table(data):
         runs, told = sides(ablation, data), []
         for side in runs:
             finals = [final(rows) for rows in side]
-            spread = f" ± {np.std(finals):.1f}" if len(finals) > 1 else ""
+            spread = f" ± {np.std(finals, ddof=1):.1f}" if len(finals) > 1 else ""
             told.append(f"{np.mean(finals):.1f}{spread}" if finals else "not run")
         if runs[0] and all(map(np.array_equal, *runs)):
             told[1] = "the same runs: it had nothing to do"

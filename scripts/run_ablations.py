@@ -24,6 +24,10 @@ from pathlib import Path
 import tyro
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT))  # so that this runs from any folder
+from cleanrl_utils.events import read_events  # noqa: E402
+from cleanrl_utils.runs import is_finished, read_run  # noqa: E402
+
 PLAN = tomllib.loads((ROOT / "scripts" / "ablations.toml").read_text())
 TASKS = {task["name"]: task for task in PLAN["task"]}
 BINS = 100  # of a run
@@ -77,21 +81,12 @@ def variants(only=()):
 
 def curve(run):
     """(step, episodes, mean return) for each hundredth of a run; None if it is not finished."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
-    flags = json.loads((run / "run.json").read_text())["args"]
-    total, tags = flags["total_timesteps"], events.Tags()["scalars"]
-    if (
-        "charts/SPS" not in tags
-        or events.Scalars("charts/SPS")[-1].step + flags["num_envs"] * flags["num_steps"] <= total
-    ):
+    (scalars, _), about = read_events(run), read_run(run)
+    if not is_finished(about, scalars):
         return None
-    returns = [[] for _ in range(BINS)]
-    for event in (
-        events.Scalars("charts/episodic_return") if "charts/episodic_return" in tags else ()
-    ):
-        returns[min(BINS - 1, (event.step - 1) * BINS // total)].append(event.value)
+    total, returns = about["args"]["total_timesteps"], [[] for _ in range(BINS)]
+    for step, value, _ in scalars.get("charts/episodic_return", ()):
+        returns[min(BINS - 1, int(step - 1) * BINS // total)].append(value)
     return [(total * (i + 1) // BINS, len(x), sum(x) / len(x)) for i, x in enumerate(returns) if x]
 
 

@@ -52,7 +52,7 @@ if __name__ == "__main__":
     ]
     told = {
         "mean": round(float(np.mean(finals)), 2),
-        "std": round(float(np.std(finals)), 2),
+        "std": round(float(np.std(finals, ddof=1)), 2),
         "each seed": finals,
     }
     (ROOT / "results" / algorithm / f"{env_id}__{num_seeds}_seeds.json").write_text(

@@ -64,10 +64,16 @@ python -m cleanrl_utils.rlops --exp-name ppo --tags v1 v2 --report
 python -m cleanrl_utils.rlops --filters 'ppo?tag=v1' 'ppo?tag=v2'
 python -m cleanrl_utils.rlops --filters 'ppo?norm_adv=True&cl=on' 'ppo?norm_adv=False&cl=off' \
 --env-ids CartPole-v1
+python -m cleanrl_utils.rlops --filters 'ppo?cl=my PPO' 'results:ppo' --env-ids CartPole-v1
 # as those of test_trial, for longer
 python -m cleanrl_utils.trial my_ppo.py --against cleanrl/ppo.py --env-ids CartPole-v1 Acrobot-v1 \
 --budget 20m
 # needs Weights & Biases; run by test_rlops against a server of its own
+python -m cleanrl_utils.rlops --filters \
+'?we=openrlbenchmark&wpn=cleanrl&metric=charts/episodic_return' \
+'ppo_continuous_action?tag=rlops-pilot&cl=CleanRL PPO' --filters \
+'?we=openrlbenchmark&wpn=sb3&ceik=env&cen=algo&metric=rollout/ep_rew_mean' 'ppo?cl=SB3 PPO' \
+--env-ids HalfCheetah-v4 --env-ids HalfCheetahBulletEnv-v0
 python -m cleanrl_utils.rlops --exp-name ddpg_continuous_action --wandb-project-name cleanrl \
 --wandb-entity openrlbenchmark --tags 'pr-299' 'rlops-pilot' --env-ids HalfCheetah-v4 Walker2d-v4 \
 --output-filename compare.png --scan-history --metric-last-n-average-window 100 --report

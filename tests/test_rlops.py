@@ -392,7 +392,7 @@ def test_the_curve_over_all_environments_needs_no_common_time(tmp_path):
 
 def test_published_data_is_a_side(tmp_path):
     make_sides(tmp_path / "runs", {"mine": [100, 102, 104]})
-    done = rlops(tmp_path, "--filters", "ppo?cl=mine", "results:ppo", "--env-ids", "CartPole-v1")
+    done = rlops(tmp_path, "--filters", "ppo?cl=my PPO", "results:ppo", "--env-ids", "CartPole-v1")
     assert done.returncode == 0, done.stderr
     rows = read_csv(tmp_path / "compare-runs.csv")
     assert [(row["side"], row["run"]) for row in rows[3:]] == [

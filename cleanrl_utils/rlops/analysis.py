@@ -128,7 +128,10 @@ def judge(base, other, baseline, direction=1):
     else:
         needed = scores.seeds_to_settle(base, other)
         fewest = min(len(runs) for runs in (*base, *other))
-        more = f"about {max(needed - fewest, 1)} more seeds" if needed else "more than 1,000 seeds"
+        missing = max(needed - fewest, 1) if needed else 0
+        more = (
+            f"about {missing} more seed{'s' * (missing > 1)}" if needed else "more than 1,000 seeds"
+        )
         verdict = f"within the noise; if it is real, {more} a side would settle it"
     return {"difference": difference, "interval": interval, "verdict": verdict}
 

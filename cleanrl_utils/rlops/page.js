@@ -2,7 +2,7 @@
 const data = JSON.parse(document.getElementById("data").textContent)
 const shown = data.sides.map(() => true)
 let axis = "steps", seeds = true
-const HEIGHT = 240, LEFT = 52, RIGHT = 8, TOP = 8, BOTTOM = 36
+const HEIGHT = 240, LEFT = 52, RIGHT = 20, TOP = 8, BOTTOM = 36
 const draws = []
 
 const make = (name, attributes, parent) => {

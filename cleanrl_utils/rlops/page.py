@@ -69,15 +69,15 @@ def is_folder(run):
 
 
 def list_runs(c, page):
-    """A row for each run: link, name and the cells of the table."""
-    rows = []
+    """The cells of the table of all runs, and what each run links to."""
+    rows, links = [], []
     for label, runs in c.sides.items():
         for run in sorted(runs, key=lambda run: (run.env_id, len(run.seed), run.seed)):
-            link = link_to(run.source, page) + "/" if is_folder(run) else run.link
             final = report.numbers(run.final(c.window, c.ends_at(run))) if len(run.rows) else [""]
-            cells = [run.env_id, label, run.seed, *final, f"{run.step:,}", run.state or "yes"]
-            rows.append((link, run.name, cells))
-    return rows
+            cells = [run.name, run.env_id, label, run.seed, *final, f"{run.step:,}"]
+            rows.append([*cells, run.state or "yes"])
+            links.append(link_to(run.source, page) + "/" if is_folder(run) else run.link)
+    return rows, links
 
 
 def find_video(runs):
@@ -120,6 +120,7 @@ def write_page(path, c, notes, differences):
     data = {"sides": list(c.sides), "charts": make_charts(c)}
     data = json.dumps(data, separators=(",", ":"), allow_nan=False)
     first, *others = c.sides
+    runs, links = list_runs(c, path)
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
@@ -131,7 +132,8 @@ def write_page(path, c, notes, differences):
         mark=mark,
         differences=[["what", *c.sides], differences],
         videos=list_videos(c, path),
-        runs=list_runs(c, path),
+        runs=runs,
+        links=links,
         notes=notes,
         data=data.replace("<", "\\u003c"),  # no tag can end the script that holds it
         script=script,
