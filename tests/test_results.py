@@ -64,7 +64,7 @@ def test_of_many_episodes_the_first_are_means(results):
 
 
 def test_a_run_that_was_cut_is_taken_on_request_and_called_so(results, tmp_path):
-    """It logs every 100 steps: at 400 of 402 it is finished, at 400 of 1000 it is not."""
+    """It logs every 100 steps: at 401 of 402 it is finished, at 401 of 1000 it is not."""
     export, report, folder = results
     flags = (
         "--env-id",
@@ -82,7 +82,7 @@ def test_a_run_that_was_cut_is_taken_on_request_and_called_so(results, tmp_path)
     assert "\n| Pendulum-v1 | " in report.table("ddpg_continuous_action")
 
     edit(only_run(tmp_path), total_timesteps=1000)
-    with pytest.raises(SystemExit, match="is not finished: it stands at step 400"):
+    with pytest.raises(SystemExit, match="is not finished: it stands at step 401"):
         export.export("ddpg_continuous_action", folder / "runs")
     (events,) = only_run(tmp_path).glob("*tfevents*")
     events.write_bytes(events.read_bytes() + b"half a record")  # as a killed run may leave it
@@ -94,7 +94,7 @@ def test_a_run_that_was_cut_is_taken_on_request_and_called_so(results, tmp_path)
     ]
     table = report.table("ddpg_continuous_action")
     assert "| Pendulum-v1 | 1k |  |  |  | none | partial |" in table, "it is in no mean"
-    assert table.endswith(f"| Pendulum-v1 | 1 | 0.4k of 1k | {np.mean(returns):.1f} |")
+    assert table.endswith(f"| Pendulum-v1 | 1 | 0.401k of 1k | {np.mean(returns):.1f} |")
 
 
 def test_report_counts_the_last_hundred_episodes(results):

@@ -23,6 +23,7 @@ class Comparison:
     until: dict  # {environment: the last step that all of its runs reached}
     counting: dict  # {environment: {side: runs that count}}
     finals: dict  # {environment: {side: their final values}}
+    notes: list = field(default_factory=list)  # on what is compared
     rows: list = field(default_factory=list)  # the table: one dictionary per environment and side
     shared: list = field(default_factory=list)  # environments on which each side has runs
     scale: dict = field(default_factory=dict)  # {environment: values that score 0 and 1}
@@ -47,7 +48,8 @@ def compare(sides, metric="return", window=100, smoothing=100, lower_is_better=F
     """Compare sides, {label: runs}, each environment at the last step that all its runs reached."""
     all_runs = [run for runs in sides.values() for run in runs]
     env_ids = list(dict.fromkeys(run.env_id for run in all_runs))
-    until = {env_id: cut_to_common_step(all_runs, env_id, window) for env_id in env_ids}
+    cuts = {env_id: cut_to_common_step(all_runs, env_id, window) for env_id in env_ids}
+    until = {env_id: step for env_id, (step, _) in cuts.items()}
     counting = {
         env_id: {
             label: [run for run in runs if run.env_id == env_id and not run.state]
@@ -66,6 +68,7 @@ def compare(sides, metric="return", window=100, smoothing=100, lower_is_better=F
     c = Comparison(
         sides, metric, is_return, lower_is_better, window, smoothing, until, counting, finals
     )
+    c.notes = [note for _, notes in cuts.values() for note in notes]
     for env_id in env_ids:
         for label in sides:
             c.rows.append(make_row(c, env_id, label))
@@ -81,20 +84,24 @@ def compare(sides, metric="return", window=100, smoothing=100, lower_is_better=F
 
 
 def cut_to_common_step(runs, env_id, window):
-    """The last step that all runs of an environment reached; what is cut off is noted."""
+    """The last step that all runs of an environment reached, and a note if some went further."""
     counting = [run for run in runs if run.env_id == env_id and not run.state]
-    until = min((run.step for run in counting), default=0)
+    if not counting:
+        return 0, []
+    shortest, longest = (end(counting, key=lambda run: run.step) for end in (min, max))
+    until, notes = shortest.step, []
     for run in counting:
         episodes = (run.rows[:, 0] <= until).sum()
         if episodes == 0:
             run.state = f"has no episode up to step {until:,}, where the shortest run ends"
-        elif run.step > 1.01 * until:
-            means = ", in means of several episodes" if run.is_thinned else ""
-            at = f"step {until:,} of its {run.step:,}, which all runs reached"
-            run.notes.append(f"counts up to {at}{means}")
         if 0 < episodes < window:
             run.notes.append(f"has only {episodes} episodes")
-    return until
+    if longest.step > 1.01 * until:
+        ends = f"where {shortest.name} ends; others reach step {longest.step:,}"
+        notes.append(f"{env_id}: all runs are compared at step {until:,}, {ends}")
+        if any(run.is_thinned and run.step > 1.01 * until for run in counting):
+            notes.append(f"{env_id}: before its end, published data has means of several episodes")
+    return until, notes
 
 
 def final_row(values):

@@ -161,7 +161,7 @@ def main(args):
     notes += [f"no side has a run on {plain(name)}" for name in missing]
     if len(metrics) > 1:
         notes += [f"{side.label}: the metric is {plain(side.metric)}" for side in asked]
-    notes += report.list_notes(prepared, problems)
+    notes += comparison.notes + report.list_notes(prepared, problems)
     differences = report.list_differences(prepared)
     files = write(args, output, comparison, notes, differences)
     print(report.as_text(comparison))

@@ -65,9 +65,10 @@ def overall_table(c):
     header.append("probability of improvement [95%]")
     lines = []
     for label, of_side in c.overall.items():
-        cells = [span(of_side[name][0], of_side[name][1:]) for name in OVERALL]
-        better = of_side.get("improvement")
-        lines.append([label, *cells, span(better[0], better[1:]) if better else ""])
+        cells = [of_side.get(name) for name in (*OVERALL, "improvement")]
+        # runs that are all alike, or single ones, have no interval to resample
+        cells = [cell and span(cell[0], cell[1:] if cell[1] < cell[2] else None) for cell in cells]
+        lines.append([label, *(cell or "" for cell in cells)])
     return header, lines
 
 
