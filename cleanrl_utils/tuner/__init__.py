@@ -7,8 +7,8 @@ Each trial samples flags with params_fn and trains with them on every environmen
 score of a trial is the aggregate of its runs' scores, each normalized by the range of its
 environment. The same command resumes the study. See docs/tuner.md.
 
-tuner.py has the settings, scheduler.py the loop, study.py what tuners share, flags.py what params_fn
-returns, trials.py the runs of a trial and their scores, results.py plots, CSV and the best flags.
+tuner.py has the settings, scheduler.py the loop, trials.py the runs of a trial and their scores,
+flags.py what params_fn returns, study.py what tuners share, results.py plots, CSV, best flags.
 """
 
 from cleanrl_utils.errors import explain
