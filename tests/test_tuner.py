@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -212,7 +213,7 @@ def test_failed_trials_are_no_scores(capsys):
     assert study.best_trial.number == 0
     printed = capsys.readouterr().out
     reasons = ["x must be smaller", *2 * [f"its {METRIC} is nan"]]
-    reasons += [f"it logged no {METRIC}, but other"]
+    reasons += [f"it logged no {METRIC} in 100 steps"]
     for trial, reason in zip(study.trials[1:], reasons, strict=True):
         assert trial.value is None
         told = trial.user_attrs["failed"]
@@ -287,6 +288,7 @@ def test_results(tmp_path, capsys):
         study.add_trial(trial)
     failed = optuna.create_trial(state=TrialState.FAIL, user_attrs={"failed": "why, exactly"})
     study.add_trial(failed)
+    study.add_trial(optuna.create_trial(state=TrialState.FAIL))
     results.write(study, tmp_path)
     names = ["history", "importance", "slice", "contour", "parallel_coordinate"]
     written = ["trials.csv", *(f"{name}.png" for name in names)]
@@ -300,10 +302,11 @@ def test_results(tmp_path, capsys):
         "trial", "state", "score", "reports", "seconds", "rate", "kind", "width", "A seed 1",
         "failed",
     ]  # fmt: skip
-    assert [float(row["score"]) for row in rows[:-1]] == [i / 10 for i in range(6)]
+    assert [float(row["score"]) for row in rows[:-2]] == [i / 10 for i in range(6)]
     assert (rows[5]["rate"], rows[5]["kind"], rows[5]["width"]) == ("0.001", "b", "51")
     assert (rows[5]["A seed 1"], rows[5]["reports"], rows[5]["failed"]) == ("13.0", "20", "")
     assert (rows[6]["state"], rows[6]["score"], rows[6]["failed"]) == ("FAIL", "", "why, exactly")
+    assert rows[7]["failed"] == "its tuner was stopped"
 
 
 def test_best_flags_are_printed_as_a_command(capsys):
@@ -539,6 +542,31 @@ def test_killed_study_goes_on(how, words):
     assert names == ["A__2"], "the finished seed was not run again"
     known = [of_toy(seed=seed, x=cut.params["x"]) for seed in (1, 2)]
     assert again.value == pytest.approx(statistics.mean(known), rel=1e-4)
+    assert not list(Path().glob("tuning/s/*.lock"))
+
+
+def test_second_ctrl_c_loses_nothing(monkeypatch):
+    """It comes while the trial is put back."""
+    put_back = shared.put_back
+
+    def with_ctrl_c(*args, **settings):
+        os.kill(os.getpid(), signal.SIGINT)
+        put_back(*args, **settings)
+
+    def first_ctrl_c():
+        wait_until(running_pids)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(shared, "put_back", with_ctrl_c)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    storage = optuna.storages.InMemoryStorage()
+    tuner = make(lambda trial: {"seconds": 60}, study_name="s", storage=storage)
+    threading.Thread(target=first_ctrl_c).start()
+    with pytest.raises(SystemExit, match="stopped: the same command resumes the study"):
+        tuner.tune(1, 1)
+    signal.signal(signal.SIGINT, handler)
+    study = optuna.load_study(study_name="s", storage=storage)
+    assert states(study) == ["FAIL", "WAITING"] and not running_pids()
     assert not list(Path().glob("tuning/s/*.lock"))
 
 

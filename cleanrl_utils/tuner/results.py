@@ -45,7 +45,8 @@ def write_csv(study, path):
         for name, value in trial.user_attrs.items():
             if isinstance(value, list) and len(value) == REPORTS:
                 row[name] = value[-1]
-        row["failed"] = trial.user_attrs.get("failed")
+        if trial.state == TrialState.FAIL:
+            row["failed"] = trial.user_attrs.get("failed", "its tuner was stopped")
         rows.append(row)
     columns = list(dict.fromkeys(name for row in rows for name in row if name != "failed"))
     with path.open("w", newline="") as file:

@@ -2,8 +2,11 @@
 
 import json
 import os
+import signal
 import sys
+import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import optuna
@@ -32,6 +35,19 @@ def say(line):
 def short(path):
     """A path as a user in this folder would write it."""
     return os.path.relpath(path) if Path(path).is_relative_to(Path.cwd()) else str(path)
+
+
+@contextmanager
+def uninterrupted():
+    """A second Ctrl+C must not cut short what follows from the first."""
+    if threading.current_thread() is not threading.main_thread():  # it gets no Ctrl+C
+        yield
+        return
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 class Scheduler:
@@ -249,9 +265,10 @@ class Scheduler:
     def stop(self):
         """The tuner ends before its trials: they are put back, with the runs that are finished."""
         self.bar.close()
-        for trial in self.active:
-            trial.stop()
-        for trial in self.active:
-            shared.put_back(self.study, trial.optuna, retries=None)
-        if self.lock:
-            shared.sign_out(self.lock)
+        with uninterrupted():
+            for trial in self.active:
+                trial.stop()
+            for trial in self.active:
+                shared.put_back(self.study, trial.optuna, retries=None)
+            if self.lock:
+                shared.sign_out(self.lock)

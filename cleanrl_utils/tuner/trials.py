@@ -64,7 +64,7 @@ class Run:
             return processes.why(output, code, self.command[1])
         scalars, total_timesteps = read_run(self.folder)
         if metric not in scalars:
-            return None if code is None else f"it logged no {metric}{did_you_mean(metric, scalars)}"
+            return None if code is None else why_not_logged(metric, scalars, total_timesteps)
         steps, values, _ = scalars[metric].T
         if not np.isfinite(values).all():
             return f"its {metric} is {values[~np.isfinite(values)][0]}"
@@ -108,9 +108,11 @@ def mean_of_last(values, window):
     return float(values[-window:].mean()) if len(values) else None
 
 
-def did_you_mean(metric, scalars):
-    similar = difflib.get_close_matches(metric, scalars, n=1, cutoff=0)
-    return f", but {similar[0]}" if similar else " and nothing else"
+def why_not_logged(metric, scalars, total_timesteps):
+    if similar := difflib.get_close_matches(metric, scalars, n=1, cutoff=0.8):
+        return f"it logged no {metric}, but {similar[0]}"
+    steps = "" if total_timesteps == math.inf else f" in {total_timesteps:,} steps"
+    return f"it logged no {metric}{steps}"
 
 
 @dataclass
