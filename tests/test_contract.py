@@ -70,6 +70,7 @@ LONG = [
         "ppo_continuous_action_isaacgym",
     )
 ]  # what takes long, and is the same code in the others
+PAYS = [stem for stem in TORCH if not any(x in stem for x in ("isaac", "pettingzoo", "multigpu"))]
 LOSSES = {
     "dqn": "losses/td_loss",
     "pqn": "losses/td_loss",
@@ -607,6 +608,16 @@ def test_no_episode_is_lost(file, tmp_path):
         stderr.getvalue(),
     )
     assert f"run folder: runs{os.sep}{only_run(tmp_path).name}\ndevice: " in stdout.getvalue()
+
+
+@files("ppo", "ppo_atari", "dqn", "ppo_continuous_action", slow=PAYS)
+def test_reported_returns_are_what_the_environment_paid(file, tmp_path):
+    """Not clipped, not normalized: that is for learning only."""
+    flags = ("--env-id", probe(file, "LargeRewards"), "--total-timesteps", 4 * iteration(file))
+    train(file, tmp_path, *small(file, *flags))
+    paid = 9
+    reported = [value for _, value in scalars(only_run(tmp_path))["charts/episodic_return"]]
+    assert reported and set(reported) == {paid}
 
 
 # checkpoints and resume

@@ -1,0 +1,304 @@
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import tyro
+
+from cleanrl_utils import check
+from cleanrl_utils.check import parent as parents
+from cleanrl_utils.check.parent import FILES, ROOT
+
+BAD = ("broken", "missing", "slow", "below", "dead")
+SLOW = 0.8  # of the parent's speed
+ORDER = ("file", "detail", "known answer", "contract", "other", "speed", "profile", "training")
+
+
+@dataclass
+class Args:
+    file: tyro.conf.Positional[str | None] = None  # the file to examine
+    against: str | None = None  # the file it grew out of, such as ppo (found if not given)
+    changed: tuple[str, ...] = ()  # details that were changed on purpose, such as "core 7"
+    quick: bool = False  # leave out speed and training
+    run: str | None = None  # say where a run folder lies among the published runs, and no more
+    output: Path = Path("checks")  # folder for the report as Markdown and JSON
+
+
+@dataclass
+class Row:
+    part: str
+    what: str
+    verdict: str
+    seen: str = ""
+
+
+def prepare(source, parent, folder):
+    """The copy under test: named like its parent, with its parent's defaults."""
+    path = folder / "copy" / f"{parent}.py"
+    path.parent.mkdir()
+    path.write_text(parents.with_defaults_of(source, FILES[parent].read_text()))
+    return path
+
+
+def run_tests(copy, own_folder, folder):
+    """Each test of the parent on the copy, as dictionaries, from a pytest process for each core."""
+    cores = os.cpu_count() or 1
+    parts, processes, reports = min(2, cores), [], []
+    tests = [f"tests/test_{copy.stem}.py", "tests/test_contract.py"]
+    quiet = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "cleanrl_utils.check.plugin"]
+    path = os.pathsep.join([str(own_folder), os.environ.get("PYTHONPATH", "")])
+    for part in range(1, parts + 1):
+        report, log = folder / f"part{part}.jsonl", folder / f"part{part}.log"
+        report.touch()
+        options = ["--check-report", report, "--check-part", f"{part}/{parts}", "--file", copy]
+        options += ["--basetemp", folder / f"tests{part}"]
+        command = [sys.executable, "-m", "pytest", *quiet, *map(str, options), *tests]
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            stdout=log.open("w"),
+            stderr=subprocess.STDOUT,
+        )
+        processes.append((process, log))
+        reports.append(report)
+    try:
+        show_progress([process for process, _ in processes], reports)
+    finally:
+        for process, _ in processes:
+            process.kill()
+            process.wait()
+    records = [json.loads(line) for report in reports for line in report.read_text().splitlines()]
+    for process, log in processes:
+        if process.returncode not in (0, 1, 5):  # neither passed nor failed
+            lines = log.read_text().strip().splitlines() or ["no output"]
+            records.append({"test": "pytest", "id": "pytest", "module": "", "outcome": "broken"})
+            seen = f"ended with status {process.returncode}: {lines[-1][:200]}"
+            records[-1] |= {"seen": seen, "seconds": 0}
+    return [record for record in records if "test" in record]
+
+
+def show_progress(processes, reports):
+    while True:
+        is_over = all(process.poll() is not None for process in processes)
+        lines = [json.loads(x) for path in reports for x in path.read_text().splitlines()]
+        total = sum(line.get("total", 0) for line in lines)
+        done = sum("test" in line for line in lines)
+        if sys.stderr.isatty() and total:
+            print(f"\rtests: {done} of {total}", end="", file=sys.stderr, flush=True)
+        if is_over:
+            print("\r" + " " * 30 + "\r" if sys.stderr.isatty() else "", end="", file=sys.stderr)
+            return
+        time.sleep(0.3)
+
+
+def tags_of(test):
+    """The details that a test is named after: core 3 ... core 12 for core_3_to_12."""
+    import re
+
+    tags = [f"{a} {b}" for a, b in re.findall(r"_([a-z][a-z0-9]*)_(\d+)(?=_|$)", f"_{test}")]
+    for family, first, last in re.findall(r"_([a-z][a-z0-9]*)_(\d+)_to_(\d+)", test):
+        tags += [f"{family} {n}" for n in range(int(first), int(last) + 1)]
+    return set(tags)
+
+
+def worst(records):
+    order = ("broken", "not there", "there", "skipped")
+    return min(records, key=lambda record: order.index(record["outcome"]))
+
+
+def judge_details(details, records, source):
+    """A row for each detail, by its tests; where there is none, by its code."""
+    rows, own_lines = [], set(parents.code_lines(source))
+    for detail in details:
+        tests = [record for record in records if detail.tag in tags_of(record["test"])]
+        what = f"[{detail.tag}] {detail.title}"
+        if not tests or worst(tests)["outcome"] in ("skipped", "not there"):
+            seen = worst(tests)["seen"] if tests else ""
+            if all(line in own_lines for line in detail.lines):
+                rows.append(Row("detail", what, "there", "the code is its parent's"))
+            elif detail.is_changed:
+                rows.append(Row("detail", what, "changed", "on purpose"))
+            else:
+                text = f"the code is not its parent's{'; ' * bool(seen)}{seen}"
+                rows.append(Row("detail", what, "not there" if tests else "changed", text))
+            continue
+        outcome, seen = worst(tests)["outcome"], worst(tests)["seen"]
+        if outcome == "there":
+            count = sum(record["outcome"] == "there" for record in tests)
+            seen = "declared as changed, but it is there" if detail.is_changed else ""
+            rows.append(Row("detail", what, "there", seen or f"tests passed: {count}"))
+        elif detail.is_changed:
+            rows.append(Row("detail", what, "changed", f"on purpose: {seen}"))
+        else:
+            rows.append(Row("detail", what, "broken" if detail.is_marked else "missing", seen))
+    return rows
+
+
+def judge_others(details, records):
+    """Rows for known answers and the contract; what passed elsewhere is one row."""
+    from cleanrl_utils.check.plugin import CONTRACT
+
+    known_tags, rows, passed = {detail.tag for detail in details}, [], 0
+    by_test = {}
+    for record in records:
+        if not tags_of(record["test"]) & known_tags:
+            by_test.setdefault(record["test"], []).append(record)
+    for test, group in by_test.items():
+        record, words = worst(group), test.removeprefix("test_").replace("_", " ")
+        if "probe" in test or "_answers" in test:
+            rows += [judge_probe(one, words) for one in group]
+            continue
+        is_contract = test in CONTRACT or "seed" in test or "resume" in test or "video" in test
+        part = "contract" if is_contract or "refused" in test else "other"
+        if part == "other" and record["outcome"] in ("there", "skipped"):
+            passed += 1
+            continue
+        rows.append(Row(part, CONTRACT.get(test, words), record["outcome"], record["seen"]))
+    if passed:
+        rows.append(Row("other", "further tests of its parent", "there", f"passed: {passed}"))
+    return rows
+
+
+def judge_probe(record, words):
+    name = record["id"].partition("[")[2].rstrip("]").split("-values")[0]
+    return Row(
+        "known answer", f"{words}{': ' * bool(name)}{name}", record["outcome"], record["seen"]
+    )
+
+
+def judge_flags(source, parent):
+    differ, own, gone = parents.compare_flags(source, FILES[parent].read_text())
+    told = [f"{name} {a} ({b})" for name, (a, b) in sorted(differ.items()) if name != "exp_name"]
+    rows = []
+    if told:
+        seen = f"{', '.join(told)}; its tests run with the parent's"
+        rows.append(Row("file", "other defaults", "changed", seen))
+    if own:
+        rows.append(Row("file", "flags of its own", "changed", ", ".join(own)))
+    if gone:
+        rows.append(Row("file", "flags that are gone", "not there", ", ".join(gone)))
+    return rows
+
+
+def judge_race(file, parent, folder):
+    """Speed, profile and a short training beside the parent."""
+    from cleanrl_utils.bands import place_run
+    from cleanrl_utils.check import race
+
+    task = race.choose_task(parent)
+    runs = race.race(file, FILES[parent], folder, task)
+    rows, speeds = [], {name: [race.speed(run[1]) for run in both] for name, both in runs.items()}
+    name = task or "the default environment"
+    if failed := [run for run in runs["copy"] if run[0] is None]:
+        return [Row("speed", f"trains on {name}", "broken", failed[0][4][:200])]
+    ratios = [a / b for a, b in zip(speeds["copy"], speeds["parent"], strict=True) if a and b]
+    if ratios:
+        ratio = (ratios[0] * ratios[-1]) ** 0.5
+        seen = f"{ratio:.2f} times its parent ({' and '.join(f'{x:.0f}' for x in speeds['copy'])}"
+        seen += f" steps/s, parent {' and '.join(f'{x:.0f}' for x in speeds['parent'])})"
+        rows.append(Row("speed", f"on {name}", "slow" if ratio < SLOW else "there", seen))
+    else:
+        rows.append(Row("speed", f"on {name}", "skipped", "too few steps to measure"))
+    shares, theirs = (race.shares_of([r[3] for r in runs[side]]) for side in ("copy", "parent"))
+    told = [f"{part} {share:.0%} ({theirs.get(part, 0):.0%})" for part, share in shares.items()]
+    rows.append(Row("profile", "share of the time (parent)", "there", ", ".join(told)))
+    for seed, run in enumerate(runs["copy"], 1):
+        place = place_run(run[0], parent)
+        verdict = {"inside": "there", "above": "there", "early": "skipped", "unknown": "skipped"}
+        verdict = verdict.get(place.verdict, place.verdict)
+        rows.append(Row("training", f"{name}, seed {seed}", verdict, place.line))
+    return rows
+
+
+def to_table(rows):
+    """Lines of a table for the terminal."""
+    width = min(60, max(len(row.what) for row in rows))
+    lines, part = [], None
+    for row in rows:
+        if row.part != part:
+            lines.append(f"\n{row.part}")
+            part = row.part
+        what = row.what if len(row.what) <= width else row.what[: width - 1] + "…"
+        lines.append(f"  {what.ljust(width)}  {row.verdict.ljust(9)}  {row.seen}".rstrip())
+    return "\n".join(lines)
+
+
+def to_markdown(title, rows, summary):
+    lines = [f"# {title}", "", summary, "", "| | | verdict | |", "|---|---|---|---|"]
+    for row in rows:
+        cells = (row.part, row.what, row.verdict, row.seen)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def say_where_a_run_lies(folder, against):
+    from cleanrl_utils import runs
+    from cleanrl_utils.bands import place_run, read_bands
+
+    if not Path(folder).is_dir():
+        raise SystemExit(f"there is no folder {folder}")
+    with runs.explain(folder):
+        name = Path(runs.read_run(folder)["file"]).name
+        stem = against or Path(name).stem
+        copy = Path(folder, name)
+        if not read_bands(stem) and copy.is_file() and FILES:
+            stem, _ = parents.find_parent(parents.read_source(copy), against)
+        place = place_run(folder, Path(stem).stem)
+    print(f"{Path(folder).name}: {place.line}")
+    sys.exit(place.verdict in BAD)
+
+
+def main(args):
+    start = time.time()
+    if args.run:
+        say_where_a_run_lies(args.run, args.against)
+    if not args.file:
+        raise SystemExit("name a file to check, or a run folder with --run")
+    if not (ROOT / "tests" / "conftest.py").exists():
+        raise SystemExit("check runs in a checkout of CleanRL: there is no tests/ beside this tool")
+    file = Path(args.file).resolve()
+    source = parents.read_source(file)
+    parent, share = parents.find_parent(source, args.against)
+    details = parents.list_details(parent, source, args.changed)
+    if not (ROOT / "tests" / f"test_{parent}.py").exists():
+        raise SystemExit(f"there are no tests of {parent}.py")
+    print(f"{args.file} grew out of cleanrl/{parent}.py: {share:.0%} of the lines are the same")
+    with tempfile.TemporaryDirectory(prefix="check-") as folder:
+        folder = Path(folder)
+        copy = prepare(source, parent, folder)
+        records = run_tests(copy, file.parent, folder)
+        rows = [Row("file", f"cleanrl/{parent}.py", "there", f"{share:.0%} of the lines")]
+        rows += judge_flags(source, parent) + judge_details(details, records, source)
+        rows += judge_others(details, records)
+        if not args.quick:
+            rows += judge_race(file, parent, folder / "race")
+    rows.sort(key=lambda row: ORDER.index(row.part))
+    bad = [row for row in rows if row.verdict in BAD]
+    counts = f"{len(bad)} of {len(rows)} lines" if bad else "nothing"
+    summary = f"{counts} broken, {time.time() - start:.0f} s"
+    print(to_table(rows))
+    print(f"\n{summary}")
+    for row in bad:
+        print(f"  {row.what}: {row.verdict}: {row.seen}")
+    write_report(args.output, file.stem, parent, rows, summary)
+    sys.exit(bool(bad))
+
+
+def write_report(folder, name, parent, rows, summary):
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        text = to_markdown(f"{name}.py, a copy of {parent}.py", rows, summary)
+        (folder / f"{name}.md").write_text(text, encoding="utf-8")
+        report = {"file": name, "parent": parent, "rows": [asdict(row) for row in rows]}
+        (folder / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
+    except OSError as error:
+        raise SystemExit(f"cannot write {folder}: {error.strerror}") from None
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args, prog="python -m cleanrl_utils.check", description=check.__doc__))

@@ -1,0 +1,164 @@
+"""Rebuild cleanrl_utils/bands/ from the data in results/.
+
+    python scripts/build_bands.py               # all files; random policies are measured once
+    python scripts/build_bands.py ppo           # one file
+    python scripts/build_bands.py --measure     # measure the random policies again
+    python scripts/build_bands.py --leave-one-out   # how often is a published run called below?
+
+A band has the return over steps of all published runs of one environment: mean, quantiles and
+range over seeds. The random policy takes random actions in the environments that the file makes.
+"""
+
+import argparse
+import csv
+import json
+import runpy
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path += [str(ROOT), str(ROOT / "scripts")]  # so that this runs from any folder
+from cleanrl_utils import bands  # noqa: E402
+
+RESULTS = ROOT / "results"
+FILES = sorted((path.stem for path in (ROOT / "cleanrl").glob("*.py")), key=len)
+EPISODES = 100  # of the random policy, fewer where they are long
+SECONDS = 120  # that may take
+
+
+def find_algorithm(folder):
+    """The file whose runs a folder of results/ holds: ppo_jax for ppo_jax_minatar."""
+    return [stem for stem in FILES if f"{folder}_".startswith(f"{stem}_")][-1]
+
+
+def read_folder(folder):
+    """{env_id: {seed: rows of (step, return, seconds)}} and {env_id: flags}."""
+    told = json.loads((folder / "runs.json").read_text())
+    runs, flags = {}, {}
+    for path in sorted(folder.glob("*__*.csv")):
+        env_id, seed = path.stem.split("__")
+        with path.open() as file:
+            rows = np.array(list(csv.reader(file))[1:], dtype=float)
+        runs.setdefault(env_id, {})[int(seed)] = rows
+        flags[env_id] = told[path.stem]["args"]
+    return runs, flags
+
+
+def make_band(env_id, runs, flags, random):
+    """The return over steps of all seeds; past the end of the shortest run, of those that go on."""
+    last = max(rows[-1, 0] for rows in runs.values())
+    steps = np.linspace(last / bands.POINTS, last, bands.POINTS)
+    curves = []
+    for rows in runs.values():
+        own = bands.curve(rows, steps, steps[0])
+        own[steps > rows[-1, 0] * 1.02] = np.nan
+        curves.append(own)
+    curves = np.array(curves)
+    kept = ~np.isnan(curves).all(0)
+    curves = curves[:, kept]
+    low, q25, median, q75, high = np.nanquantile(curves, [0, 0.25, 0.5, 0.75, 1], axis=0)
+    columns = [(~np.isnan(curves)).sum(0), np.nanmean(curves, axis=0), low, q25, median, q75, high]
+    told = {name: value for name, value in flags.items() if name not in bands.HOUSEKEEPING}
+    band = {"env_id": env_id, "seeds": sorted(runs), "flags": told, "random": random}
+    band["steps"] = [round(step) for step in steps[kept]]
+    for name, column in zip(bands.COLUMNS, columns, strict=True):
+        band[name] = [int(x) if name == "runs" else float(f"{x:.5g}") for x in column]
+    return band
+
+
+def measure_random(algorithm, flags):
+    """The return of random actions in the environments of a file, over whole episodes."""
+    sys.argv = ["build_bands"]
+    names = runpy.run_path(str(ROOT / "cleanrl" / f"{algorithm}.py"))
+    fields = names["Args"].__dataclass_fields__
+    args = names["Args"](**{name: value for name, value in flags.items() if name in fields})
+    envs = names["make_envs"](args, 8)
+    envs.reset(seed=1)
+    envs.action_space.seed(1)
+    returns, start = [], time.time()
+    counts = np.zeros(8, int)  # the same number of each environment, so that short ones do not win
+    while counts.min() < -(-EPISODES // 8) and (time.time() - start < SECONDS or not counts.min()):
+        actions = envs.action_space.sample()
+        if "envpool" in algorithm or "procgen" in algorithm:  # EnvPool takes no other type
+            actions = actions.astype(np.int32)
+        *_, infos = envs.step(actions)
+        for i in np.flatnonzero(infos.get("_episode", ())):
+            returns.append((counts[i], float(infos["episode"]["r"][i])))
+            counts[i] += 1
+    returns = np.array([value for number, value in returns if number < counts.min()])
+    quantiles = np.quantile(returns, [0.05, 0.5, 0.95])
+    measured = zip(("q5", "median", "q95"), quantiles, strict=True)
+    told = {"episodes": len(returns), "mean": float(f"{returns.mean():.5g}")}
+    return told | {name: float(f"{value:.5g}") for name, value in measured}
+
+
+def known_random(algorithm, env_id):
+    """What an earlier call measured."""
+    for stem in (algorithm, *FILES):
+        for band in bands.read_bands(stem):
+            if band["env_id"] == env_id:
+                return band["random"]
+    return None
+
+
+def build(algorithm, folders, measure):
+    found = []
+    for folder in folders:
+        runs, all_flags = read_folder(folder)
+        for env_id, seeds in runs.items():
+            random = None if measure else known_random(algorithm, env_id)
+            random = random or measure_random(algorithm, all_flags[env_id])
+            found.append(make_band(env_id, seeds, all_flags[env_id], random))
+            print(f"{algorithm}: {env_id}, {len(seeds)} runs, random {random['mean']}", flush=True)
+            text = ",\n  ".join(json.dumps(band) for band in found)
+            text = f'{{"file": "{algorithm}.py", "bands": [\n  {text}\n]}}\n'
+            (bands.FOLDER / f"{algorithm}.json").write_text(text)
+
+
+def leave_one_out(groups):
+    """Each run against the band of the other seeds, at its end and at all points before."""
+    verdicts, early = Counter(), Counter()
+    for algorithm, folders in groups.items():
+        for folder in folders:
+            runs, all_flags = read_folder(folder)
+            for env_id, seeds in runs.items():
+                if len(seeds) < 3:
+                    continue
+                for seed, rows in seeds.items():
+                    others = {other: seeds[other] for other in seeds if other != seed}
+                    random = known_random(algorithm, env_id)
+                    band = make_band(env_id, others, all_flags[env_id], random)
+                    place = bands.place_rows(rows, band)
+                    verdicts[place.verdict] += 1
+                    if place.verdict in ("below", "dead"):
+                        print(f"{folder.name}: {env_id}, seed {seed}: {place.line}")
+                    for step in band["steps"]:
+                        seen = rows[rows[:, 0] <= step]
+                        early[bands.place_rows(seen, band).verdict] += 1
+    print(f"at the end: {dict(verdicts)}; at all points: {dict(early)}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("files", nargs="*", help="algorithm files such as ppo; all by default")
+    parser.add_argument("--measure", action="store_true", help="measure the random policies again")
+    parser.add_argument("--leave-one-out", action="store_true", help="check the published runs")
+    args = parser.parse_args()
+    groups = {}
+    for path in sorted(RESULTS.glob("*/runs.json")):
+        if any(path.parent.glob("*__*.csv")):
+            groups.setdefault(find_algorithm(path.parent.name), []).append(path.parent)
+    if unknown := set(args.files) - set(groups):
+        raise SystemExit(f"results/ has no runs of {', '.join(unknown)}: {', '.join(groups)}")
+    if args.leave_one_out:
+        return leave_one_out(groups)
+    for algorithm in args.files or groups:
+        build(algorithm, groups[algorithm], args.measure)
+
+
+if __name__ == "__main__":
+    main()
