@@ -76,6 +76,8 @@ def measure_random(algorithm, flags):
     names = runpy.run_path(str(ROOT / "cleanrl" / f"{algorithm}.py"))
     fields = names["Args"].__dataclass_fields__
     args = names["Args"](**{name: value for name, value in flags.items() if name in fields})
+    if "make_gymnax_steps" in names and flags["env_id"] not in names["gym"].registry:
+        return summarize(play_gymnax(names, args))
     envs = names["make_envs"](args, 8)
     envs.reset(seed=1)
     envs.action_space.seed(1)
@@ -89,29 +91,57 @@ def measure_random(algorithm, flags):
         for i in np.flatnonzero(infos.get("_episode", ())):
             returns.append((counts[i], float(infos["episode"]["r"][i])))
             counts[i] += 1
-    returns = np.array([value for number, value in returns if number < counts.min()])
+    return summarize([value for number, value in returns if number < counts.min()])
+
+
+def play_gymnax(names, args, most=4000):
+    """The first episode of 100 environments in a compiled program."""
+    import jax
+    import jax.numpy as jnp
+
+    reset, draw, step = names["make_gymnax_steps"](args)
+    num_actions = int(names["make_envs"](args, 1).single_action_space.n)
+
+    def act(state, key):
+        env_state, returns, is_over = state
+        action_key, env_key = jax.random.split(key)
+        actions = jax.random.randint(action_key, (EPISODES,), 0, num_actions)
+        drawn = jax.tree.map(lambda x: x[0], draw(env_key, (1, EPISODES)))
+        _, env_state, rewards, terminated, truncated, _ = step(drawn, env_state, actions)
+        returns += rewards * ~is_over
+        return (env_state, returns, is_over | terminated | truncated), None
+
+    _, env_state = reset(jax.random.split(jax.random.key(1), EPISODES))
+    state = env_state, jnp.zeros(EPISODES), jnp.zeros(EPISODES, bool)
+    keys = jax.random.split(jax.random.key(2), most)
+    (_, returns, is_over), _ = jax.jit(lambda s: jax.lax.scan(act, s, keys))(state)
+    if not is_over.all():
+        raise SystemExit(f"episodes of {args.env_id} are longer than {most} steps")
+    return returns
+
+
+def summarize(returns):
+    returns = np.array(returns, dtype=float)
     quantiles = np.quantile(returns, [0.05, 0.5, 0.95])
     measured = zip(("q5", "median", "q95"), quantiles, strict=True)
     told = {"episodes": len(returns), "mean": float(f"{returns.mean():.5g}")}
     return told | {name: float(f"{value:.5g}") for name, value in measured}
 
 
-def known_random(algorithm, env_id):
-    """What an earlier call measured."""
-    for stem in (algorithm, *FILES):
-        for band in bands.read_bands(stem):
-            if band["env_id"] == env_id:
-                return band["random"]
-    return None
+def known_random(algorithm):
+    """{env_id: what an earlier call measured}, of this file before others."""
+    known = {}
+    for stem in (*FILES, algorithm):
+        known |= {band["env_id"]: band["random"] for band in bands.read_bands(stem)}
+    return known
 
 
 def build(algorithm, folders, measure):
-    found = []
+    found, known = [], {} if measure else known_random(algorithm)
     for folder in folders:
         runs, all_flags = read_folder(folder)
         for env_id, seeds in runs.items():
-            random = None if measure else known_random(algorithm, env_id)
-            random = random or measure_random(algorithm, all_flags[env_id])
+            random = known.get(env_id) or measure_random(algorithm, all_flags[env_id])
             found.append(make_band(env_id, seeds, all_flags[env_id], random))
             print(f"{algorithm}: {env_id}, {len(seeds)} runs, random {random['mean']}", flush=True)
             text = ",\n  ".join(json.dumps(band) for band in found)
@@ -130,7 +160,7 @@ def leave_one_out(groups):
                     continue
                 for seed, rows in seeds.items():
                     others = {other: seeds[other] for other in seeds if other != seed}
-                    random = known_random(algorithm, env_id)
+                    random = known_random(algorithm)[env_id]
                     band = make_band(env_id, others, all_flags[env_id], random)
                     place = bands.place_rows(rows, band)
                     verdicts[place.verdict] += 1
@@ -142,16 +172,22 @@ def leave_one_out(groups):
     print(f"at the end: {dict(verdicts)}; at all points: {dict(early)}")
 
 
+def find_groups():
+    """{algorithm: its folders of results/ with runs}."""
+    groups = {}
+    for path in sorted(RESULTS.glob("*/runs.json")):
+        if any(path.parent.glob("*__*.csv")):
+            groups.setdefault(find_algorithm(path.parent.name), []).append(path.parent)
+    return groups
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="*", help="algorithm files such as ppo; all by default")
     parser.add_argument("--measure", action="store_true", help="measure the random policies again")
     parser.add_argument("--leave-one-out", action="store_true", help="check the published runs")
     args = parser.parse_args()
-    groups = {}
-    for path in sorted(RESULTS.glob("*/runs.json")):
-        if any(path.parent.glob("*__*.csv")):
-            groups.setdefault(find_algorithm(path.parent.name), []).append(path.parent)
+    groups = find_groups()
     if unknown := set(args.files) - set(groups):
         raise SystemExit(f"results/ has no runs of {', '.join(unknown)}: {', '.join(groups)}")
     if args.leave_one_out:

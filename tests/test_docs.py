@@ -92,6 +92,12 @@ cleanrl/ppo.py" --backend aws-batch --aws-job-queue my-queue --aws-job-definitio
 --aws-s3 s3://my-bucket/ppo
 # run by test_ppo_atari_multigpu.test_torchrun_and_kill_9, as the next ones are by other tests there
 torchrun --nproc-per-node 2 cleanrl/ppo_atari_multigpu.py --local-num-envs 4
+# run by test_check, as the whole tool takes minutes
+python -m cleanrl_utils.check my_ppo.py
+python -m cleanrl_utils.check my_ppo.py --quick
+python -m cleanrl_utils.check my_ppo.py --quick --only core_10
+python -m cleanrl_utils.check my_ppo.py --quick --changed "core 7" "core 13"
+python -m cleanrl_utils.check my_ppo.py --against ppo --quick
 # needs a GPU
 torchrun --nproc-per-node 2 cleanrl/ppo_atari_multigpu.py --local-num-envs 4 --device-ids 0 0
 # needs two GPUs

@@ -97,6 +97,8 @@ def place_rows(rows, band):
     gained = ALIVE * (mean.max() - random)
     numbers = f"return {last:.1f}, published runs {band['min'][now]:.1f} to {band['max'][now]:.1f}"
     numbers += f" at step {steps[now]:,.0f}, random policy {random:.1f}"
+    if mean[now] <= random + gained:
+        numbers += ", from which the published runs do not differ yet"
     is_below = returns < floor[:reached]
     if is_below[-1]:
         since = now if is_below.all() else now - int(np.argmin(is_below[::-1])) + 1

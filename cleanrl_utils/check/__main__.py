@@ -1,6 +1,6 @@
 import json
 import os
-import subprocess
+import re
 import sys
 import tempfile
 import time
@@ -9,12 +9,12 @@ from pathlib import Path
 
 import tyro
 
-from cleanrl_utils import check
+from cleanrl_utils import check, processes
 from cleanrl_utils.check import parent as parents
 from cleanrl_utils.check.parent import FILES, ROOT
 
 BAD = ("broken", "missing", "slow", "below", "dead")
-SLOW = 0.8  # of the parent's speed
+SLOW = 0.85  # of the parent's speed, in both rounds
 ORDER = ("file", "detail", "known answer", "contract", "other", "speed", "profile", "training")
 
 
@@ -24,6 +24,7 @@ class Args:
     against: str | None = None  # the file it grew out of, such as ppo (found if not given)
     changed: tuple[str, ...] = ()  # details that were changed on purpose, such as "core 7"
     quick: bool = False  # leave out speed and training
+    only: str = ""  # run only the tests whose names contain this
     run: str | None = None  # say where a run folder lies among the published runs, and no more
     output: Path = Path("checks")  # folder for the report as Markdown and JSON
 
@@ -44,36 +45,31 @@ def prepare(source, parent, folder):
     return path
 
 
-def run_tests(copy, own_folder, folder):
+def run_tests(copy, own_folder, folder, only):
     """Each test of the parent on the copy, as dictionaries, from a pytest process for each core."""
     cores = os.cpu_count() or 1
-    parts, processes, reports = min(2, cores), [], []
+    parts, started, reports = min(2, cores), [], []
     tests = [f"tests/test_{copy.stem}.py", "tests/test_contract.py"]
     quiet = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "cleanrl_utils.check.plugin"]
-    path = os.pathsep.join([str(own_folder), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     for part in range(1, parts + 1):
         report, log = folder / f"part{part}.jsonl", folder / f"part{part}.log"
         report.touch()
         options = ["--check-report", report, "--check-part", f"{part}/{parts}", "--file", copy]
+        options += ["--check-only", only, "--check-folder", own_folder]
         options += ["--basetemp", folder / f"tests{part}"]
         command = [sys.executable, "-m", "pytest", *quiet, *map(str, options), *tests]
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-            stdout=log.open("w"),
-            stderr=subprocess.STDOUT,
-        )
-        processes.append((process, log))
+        with log.open("wb") as output:
+            process = processes.start(command, output=output, cwd=ROOT, env=environment)
+        started.append((process, log))
         reports.append(report)
     try:
-        show_progress([process for process, _ in processes], reports)
+        show_progress([process for process, _ in started], reports)
     finally:
-        for process, _ in processes:
-            process.kill()
-            process.wait()
+        for process, _ in started:
+            processes.kill(process)
     records = [json.loads(line) for report in reports for line in report.read_text().splitlines()]
-    for process, log in processes:
+    for process, log in started:
         if process.returncode not in (0, 1, 5):  # neither passed nor failed
             lines = log.read_text().strip().splitlines() or ["no output"]
             records.append({"test": "pytest", "id": "pytest", "module": "", "outcome": "broken"})
@@ -98,9 +94,8 @@ def show_progress(processes, reports):
 
 def tags_of(test):
     """The details that a test is named after: core 3 ... core 12 for core_3_to_12."""
-    import re
-
-    tags = [f"{a} {b}" for a, b in re.findall(r"_([a-z][a-z0-9]*)_(\d+)(?=_|$)", f"_{test}")]
+    tags = [f"{a} {b}" for a, b in re.findall(r"_([a-z][a-z0-9]*)_(\d+)(?=_|$)", test)]
+    tags = [tag for tag in tags if not tag.startswith("to ")]
     for family, first, last in re.findall(r"_([a-z][a-z0-9]*)_(\d+)_to_(\d+)", test):
         tags += [f"{family} {n}" for n in range(int(first), int(last) + 1)]
     return set(tags)
@@ -195,13 +190,13 @@ def judge_race(file, parent, folder):
     rows, speeds = [], {name: [race.speed(run[1]) for run in both] for name, both in runs.items()}
     name = task or "the default environment"
     if failed := [run for run in runs["copy"] if run[0] is None]:
-        return [Row("speed", f"trains on {name}", "broken", failed[0][4][:200])]
+        return [Row("speed", f"trains on {name}", "broken", why_it_failed(failed[0][4]))]
     ratios = [a / b for a, b in zip(speeds["copy"], speeds["parent"], strict=True) if a and b]
     if ratios:
         ratio = (ratios[0] * ratios[-1]) ** 0.5
         seen = f"{ratio:.2f} times its parent ({' and '.join(f'{x:.0f}' for x in speeds['copy'])}"
         seen += f" steps/s, parent {' and '.join(f'{x:.0f}' for x in speeds['parent'])})"
-        rows.append(Row("speed", f"on {name}", "slow" if ratio < SLOW else "there", seen))
+        rows.append(Row("speed", f"on {name}", "slow" if max(ratios) < SLOW else "there", seen))
     else:
         rows.append(Row("speed", f"on {name}", "skipped", "too few steps to measure"))
     shares, theirs = (race.shares_of([r[3] for r in runs[side]]) for side in ("copy", "parent"))
@@ -213,6 +208,10 @@ def judge_race(file, parent, folder):
         verdict = verdict.get(place.verdict, place.verdict)
         rows.append(Row("training", f"{name}, seed {seed}", verdict, place.line))
     return rows
+
+
+def why_it_failed(output):
+    return processes.why(output, 1)[:200]
 
 
 def to_table(rows):
@@ -262,7 +261,7 @@ def main(args):
     if not (ROOT / "tests" / "conftest.py").exists():
         raise SystemExit("check runs in a checkout of CleanRL: there is no tests/ beside this tool")
     file = Path(args.file).resolve()
-    source = parents.read_source(file)
+    source = parents.read_source(args.file)
     parent, share = parents.find_parent(source, args.against)
     details = parents.list_details(parent, source, args.changed)
     if not (ROOT / "tests" / f"test_{parent}.py").exists():
@@ -271,7 +270,7 @@ def main(args):
     with tempfile.TemporaryDirectory(prefix="check-") as folder:
         folder = Path(folder)
         copy = prepare(source, parent, folder)
-        records = run_tests(copy, file.parent, folder)
+        records = run_tests(copy, file.parent, folder, args.only)
         rows = [Row("file", f"cleanrl/{parent}.py", "there", f"{share:.0%} of the lines")]
         rows += judge_flags(source, parent) + judge_details(details, records, source)
         rows += judge_others(details, records)

@@ -98,9 +98,9 @@ def tell_values(frames):
 def reason(probe, learned, right):
     """What such a value is the sign of."""
     near = 0.25 * abs(right)
-    if probe in ("TruncatedEveryStep", "TwoEnds", "LateEnds") and right == 2:
-        if abs(learned - 1) < near:
-            return ": the file treats truncation as termination"
+    is_cut = probe in ("TruncatedEveryStep", "TwoEnds", "LateEnds") and right == 2
+    if is_cut and abs(learned - 1) < near:
+        return ": the file treats truncation as termination"
     if probe in ("TwoEnds", "LateEnds") and right == 1 and learned > 1 + near:
         return ": the file bootstraps after termination"
     if probe == "Discounting" and right == 0.5:

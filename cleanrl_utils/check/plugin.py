@@ -5,6 +5,7 @@ the variables of the failing test are still there (explain.py)."""
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,12 +26,15 @@ CONTRACT = {
 
 def pytest_addoption(parser):
     parser.addoption("--check-report", help="file for the lines of JSON")
+    parser.addoption("--check-folder", help="of the user's file, with what it may import")
+    parser.addoption("--check-only", default="", help="part of the names of the tests")
     parser.addoption("--check-part", default="1/1", help="which of how many parts of the tests")
 
 
 def pytest_configure(config):
     from tests import harness
 
+    sys.path.append(config.getoption("--check-folder"))
     file = Path(config.getoption("file")).resolve()
     harness.FILES[file.stem] = file
     harness.PPO = harness.FILES["ppo"]
@@ -47,7 +51,9 @@ def is_ours(item, stem):
 def pytest_collection_modifyitems(config, items):
     stem = Path(config.getoption("file")).stem
     part, parts = map(int, config.getoption("--check-part").split("/"))
-    kept = [item for item in items if is_ours(item, stem)][part - 1 :: parts]
+    only = config.getoption("--check-only")
+    ours = [item for item in items if is_ours(item, stem) and only in item.name]
+    kept = ours[part - 1 :: parts]
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = kept
     write(config, {"total": len(items)})

@@ -2,21 +2,18 @@
 
 import json
 import os
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
 
-from cleanrl_utils import bands
+from cleanrl_utils import bands, processes
 from cleanrl_utils.events import read_events
 
 SECONDS = 40  # of each of two rounds, after which cores and seeds are swapped
 WARM_UP = 0.25  # share of a round that does not count
 TASKS = ("CartPole-v1", "InvertedPendulum-v4", "Pong-v5", "Breakout-MinAtar")
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 def choose_task(parent):
@@ -31,39 +28,24 @@ def start(file, folder, seed, task, core):
     sampler = [sys.executable, "-m", "cleanrl_utils.check.sampler"]
     command = [*sampler, str(folder / "profile.json"), str(file), *flags]
     root = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join([str(Path(file).parent), root, os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
     if core is not None:
         command = ["taskset", "--cpu-list", str(core), *command]
-    return subprocess.Popen(
-        command,
-        cwd=folder,
-        env=os.environ | ONE_THREAD | {"PYTHONPATH": path},
-        stdout=subprocess.DEVNULL,
-        stderr=(folder / "stderr").open("w"),
-    )
-
-
-def stop(process):
-    """As Ctrl+C does: the file saves a checkpoint and ends."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)
-    try:
-        process.wait(20)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    environment = os.environ | processes.thread_settings() | {"PYTHONPATH": path}
+    with (folder / "output").open("wb") as output:
+        return processes.start(command, output=output, cwd=folder, env=environment)
 
 
 def read(folder):
-    """(run folder, SPS rows, episodes, profile, last line of stderr) of a run."""
-    errors = (folder / "stderr").read_text().strip().splitlines() or [""]
+    """(run folder, SPS rows, episodes, profile, output) of a run."""
+    output = (folder / "output").read_text(errors="replace")
     run = next(iter(sorted(folder.glob("runs/*/"))), None)
     scalars = read_events(run, cache=False)[0] if run else {}
     profile = folder / "profile.json"
     shares = json.loads(profile.read_text()) if profile.exists() else {}
     nothing = np.zeros((0, 3))
     episodes = scalars.get("charts/episodic_return", nothing)
-    return run, scalars.get("charts/SPS", nothing), episodes, shares, errors[-1]
+    return run, scalars.get("charts/SPS", nothing), episodes, shares, output
 
 
 def speed(rows):
@@ -81,29 +63,33 @@ def race(file, parent_file, folder, task, seconds=SECONDS):
     runs = {"copy": [], "parent": []}
     for number in (1, 2):
         pairs = {"copy": (file, cores[0]), "parent": (parent_file, cores[1])}
-        processes = {
+        started = {
             name: start(path, folder / f"{name}{number}", number, task, core)
             for name, (path, core) in pairs.items()
         }
         try:
-            wait_for_first_steps(folder, number, processes)
+            wait_for_first_steps(folder, number, started)
             end = time.time() + seconds
-            while time.time() < end and any(p.poll() is None for p in processes.values()):
+            while time.time() < end and any(p.poll() is None for p in started.values()):
                 time.sleep(0.2)
+            for process in started.values():
+                processes.ask_to_end(process)  # as Ctrl+C: the file saves a checkpoint
+            for process in started.values():
+                process.wait()
         finally:
-            for process in processes.values():
-                stop(process)
-        for name in processes:
+            for process in started.values():
+                processes.kill(process)
+        for name in started:
             runs[name].append(read(folder / f"{name}{number}"))
         cores = cores[::-1]
     return runs
 
 
-def wait_for_first_steps(folder, number, processes, most=60):
+def wait_for_first_steps(folder, number, started, most=60):
     """Until both have imported what they need."""
     end = time.time() + most
-    while time.time() < end and all(p.poll() is None for p in processes.values()):
-        if all(list(folder.glob(f"{name}{number}/runs/*/*tfevents*")) for name in processes):
+    while time.time() < end and all(p.poll() is None for p in started.values()):
+        if all(list(folder.glob(f"{name}{number}/runs/*/*tfevents*")) for name in started):
             return
         time.sleep(0.2)
 

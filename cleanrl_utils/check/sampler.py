@@ -10,8 +10,8 @@ import re
 import runpy
 import sys
 import threading
-import time
 from collections import Counter
+from pathlib import Path
 
 PARTS = {
     "act": "acting",
@@ -41,32 +41,33 @@ def find_parts(source):
     return parts
 
 
-def sample(file, parts, counts, main_thread):
-    while True:
-        time.sleep(0.005)
-        frame, lines = sys._current_frames().get(main_thread), []
+def sample(file, parts, counts, main_thread, stopped):
+    while not stopped.wait(0.005):
+        frame, of_file = sys._current_frames().get(main_thread), []
         while frame is not None:
             if frame.f_code.co_filename == file:
-                lines.append(frame)
+                of_file.append(frame)
             frame = frame.f_back
-        if lines and lines[-1].f_code.co_name == "<module>":
-            main = parts[lines[-1].f_lineno - 1]
-            inner = [parts[f.f_lineno - 1] for f in lines]
-            counts["environment" if "environment" in inner else main] += 1
+        if of_file and of_file[-1].f_code.co_name == "<module>":
+            inner = [parts[frame.f_lineno - 1] for frame in of_file]
+            main = inner[-1]
+            part = "environment" if "environment" in inner else main
+            if counts or part != "other":  # what comes before the loop does not count
+                counts[part] += 1
 
 
 def main():
     output, file, *flags = sys.argv[1:]
     sys.argv = [file, *flags]
+    sys.path.append(str(Path(file).parent))  # with what the file may import
     counts = Counter()
-    parts = find_parts(open(file).read())
-    arguments = file, parts, counts, threading.main_thread().ident
+    parts = find_parts(Path(file).read_text())
+    arguments = file, parts, counts, threading.main_thread().ident, threading.Event()
     threading.Thread(target=sample, args=arguments, daemon=True).start()
     try:
         runpy.run_path(file, run_name="__main__")
     finally:
-        with open(output, "w") as profile:
-            json.dump(dict(counts), profile)
+        Path(output).write_text(json.dumps(counts))
 
 
 if __name__ == "__main__":
