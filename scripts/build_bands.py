@@ -81,12 +81,14 @@ def measure_random(algorithm, flags):
     envs = names["make_envs"](args, 8)
     envs.reset(seed=1)
     envs.action_space.seed(1)
+    rng, is_pool = np.random.default_rng(1), "envpool" in algorithm or "procgen" in algorithm
     returns, start = [], time.time()
     counts = np.zeros(8, int)  # the same number of each environment, so that short ones do not win
     while counts.min() < -(-EPISODES // 8) and (time.time() - start < SECONDS or not counts.min()):
-        actions = envs.action_space.sample()
-        if "envpool" in algorithm or "procgen" in algorithm:  # EnvPool takes no other type
-            actions = actions.astype(np.int32)
+        if is_pool:
+            actions = rng.integers(envs.single_action_space.n, size=8, dtype=np.int32)
+        else:
+            actions = envs.action_space.sample()
         *_, infos = envs.step(actions)
         for i in np.flatnonzero(infos.get("_episode", ())):
             returns.append((counts[i], float(infos["episode"]["r"][i])))
@@ -156,11 +158,11 @@ def leave_one_out(groups):
         for folder in folders:
             runs, all_flags = read_folder(folder)
             for env_id, seeds in runs.items():
-                if len(seeds) < 3:
+                random = known_random(algorithm).get(env_id)
+                if len(seeds) < 3 or random is None:
                     continue
                 for seed, rows in seeds.items():
                     others = {other: seeds[other] for other in seeds if other != seed}
-                    random = known_random(algorithm)[env_id]
                     band = make_band(env_id, others, all_flags[env_id], random)
                     place = bands.place_rows(rows, band)
                     verdicts[place.verdict] += 1

@@ -113,23 +113,28 @@ def place_rows(rows, band):
     return Place("inside", f"inside the band: {numbers}")
 
 
-def place_run(folder, algorithm=None):
-    """Where a finished or unfinished run lies; algorithm is the file it grew out of."""
-    run = runs.read_run(folder)
-    flags = run["args"]
-    algorithm = algorithm or Path(run["file"]).stem
-    band = find_band(algorithm, flags["env_id"], flags)
+def place_episodes(algorithm, env_id, flags, rows):
+    """Where the episodes of a run with these flags lie among the published runs of its file."""
+    band = find_band(algorithm, env_id, flags)
     if band is None:
-        return Place("unknown", f"no published runs of {algorithm} on {flags['env_id']}")
-    scalars, _ = read_events(Path(folder), cache=False)
-    rows = scalars.get("charts/episodic_return", np.zeros((0, 3)))
-    place = place_rows(rows[np.argsort(rows[:, 0], kind="stable")], band)
+        return Place("unknown", f"no published runs of {algorithm} on {env_id}")
+    rows = np.asarray(rows, dtype=float).reshape(len(rows), -1)
+    place = place_rows(rows[np.argsort(rows[:, 0], kind="stable")] if len(rows) else rows, band)
     if others := other_flags(band, flags):
         told = ", ".join(f"{name} {own} ({theirs})" for name, (own, theirs) in others.items())
         place.line += f"; flags that differ from the published runs: {told}"
     if band["runs"][0] < 3:
-        place.line += f"; only {band['runs'][0]} published"
+        place.line += f"; seeds published: {band['runs'][0]}"
     return place
+
+
+def place_run(folder, algorithm=None):
+    """Where a finished or unfinished run lies; algorithm is the file it grew out of."""
+    run = runs.read_run(folder)
+    algorithm = algorithm or Path(run["file"]).stem
+    scalars, _ = read_events(Path(folder), cache=False)
+    rows = scalars.get("charts/episodic_return", ())
+    return place_episodes(algorithm, run["args"]["env_id"], run["args"], rows)
 
 
 def describe_run(folder, algorithm=None):
