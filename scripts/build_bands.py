@@ -27,6 +27,7 @@ from cleanrl_utils import bands  # noqa: E402
 RESULTS = ROOT / "results"
 FILES = sorted((path.stem for path in (ROOT / "cleanrl").glob("*.py")), key=len)
 EPISODES = 100  # of the random policy, fewer where they are long
+FEW = 32  # of long ones
 SECONDS = 120  # that may take
 
 
@@ -63,7 +64,8 @@ def make_band(env_id, runs, flags, random):
     low, q25, median, q75, high = np.nanquantile(curves, [0, 0.25, 0.5, 0.75, 1], axis=0)
     columns = [(~np.isnan(curves)).sum(0), np.nanmean(curves, axis=0), low, q25, median, q75, high]
     told = {name: value for name, value in flags.items() if name not in bands.HOUSEKEEPING}
-    band = {"env_id": env_id, "seeds": sorted(runs), "flags": told, "random": random}
+    band = {"env_id": env_id, "seeds": sorted(runs), "planned": flags["total_timesteps"]}
+    band |= {"flags": told, "random": random}
     band["steps"] = [round(step) for step in steps[kept]]
     for name, column in zip(bands.COLUMNS, columns, strict=True):
         band[name] = [int(x) if name == "runs" else float(f"{x:.5g}") for x in column]
@@ -76,8 +78,8 @@ def measure_random(algorithm, flags):
     names = runpy.run_path(str(ROOT / "cleanrl" / f"{algorithm}.py"))
     fields = names["Args"].__dataclass_fields__
     args = names["Args"](**{name: value for name, value in flags.items() if name in fields})
-    if "make_gymnax_steps" in names and flags["env_id"] not in names["gym"].registry:
-        return summarize(play_gymnax(names, args))
+    if compiled := compile_steps(names, args):
+        return summarize(play_compiled(*compiled))
     envs = names["make_envs"](args, 8)
     envs.reset(seed=1)
     envs.action_space.seed(1)
@@ -96,29 +98,60 @@ def measure_random(algorithm, flags):
     return summarize([value for number, value in returns if number < counts.min()])
 
 
-def play_gymnax(names, args, most=4000):
-    """The first episode of 100 environments in a compiled program."""
+def compile_steps(names, args):
+    """Many environments of a file whose environments live in JAX, or None.
+
+    Their number, the most steps of an episode, functions to reset all with a key and to step all
+    with a key: new state, rewards, and which episodes are over."""
+    import jax
+
+    if "make_gymnax_steps" in names and args.env_id not in names["gym"].registry:
+        reset, draw, step = names["make_gymnax_steps"](args)
+        num_actions = int(names["make_envs"](args, 1).single_action_space.n)
+
+        def step_all(state, key):
+            actions = jax.random.randint(key, (EPISODES,), 0, num_actions)
+            drawn = jax.tree.map(lambda x: x[0], draw(key, (1, EPISODES)))
+            _, state, rewards, terminated, truncated, _ = step(drawn, state, actions)
+            return state, rewards, terminated | truncated
+
+        return EPISODES, 4000, lambda keys: reset(keys)[1], step_all
+    if "make_game" in names:
+        start, step, _, num_actions = names["make_game"](args)
+
+        def step_all(state, key):
+            actions = jax.random.randint(key, (FEW,), 0, num_actions)
+            state, obs, rewards, _, is_last = jax.vmap(step)(*state, actions)
+            return (state, obs), rewards, is_last
+
+        return FEW, 3000, jax.vmap(start), step_all
+    if "make_env" in names and "look" in names:
+        env, most = names["make_env"](args)
+
+        def step_all(state, key):
+            actions = jax.random.uniform(key, (FEW, env.action_size), minval=-1, maxval=1)
+            state = jax.vmap(env.step)(state, actions)
+            _, rewards, terminated = names["look"](state)
+            return state, rewards, terminated
+
+        return FEW, most, jax.vmap(env.reset), step_all
+    return None
+
+
+def play_compiled(num_envs, most, reset, step_all):
+    """The returns of the first episodes; what is not over after most steps is cut."""
     import jax
     import jax.numpy as jnp
 
-    reset, draw, step = names["make_gymnax_steps"](args)
-    num_actions = int(names["make_envs"](args, 1).single_action_space.n)
+    def act(before, key):
+        state, returns, is_over = before
+        state, rewards, ends = step_all(state, key)
+        return (state, returns + rewards * ~is_over, is_over | ends), None
 
-    def act(state, key):
-        env_state, returns, is_over = state
-        action_key, env_key = jax.random.split(key)
-        actions = jax.random.randint(action_key, (EPISODES,), 0, num_actions)
-        drawn = jax.tree.map(lambda x: x[0], draw(env_key, (1, EPISODES)))
-        _, env_state, rewards, terminated, truncated, _ = step(drawn, env_state, actions)
-        returns += rewards * ~is_over
-        return (env_state, returns, is_over | terminated | truncated), None
-
-    _, env_state = reset(jax.random.split(jax.random.key(1), EPISODES))
-    state = env_state, jnp.zeros(EPISODES), jnp.zeros(EPISODES, bool)
-    keys = jax.random.split(jax.random.key(2), most)
-    (_, returns, is_over), _ = jax.jit(lambda s: jax.lax.scan(act, s, keys))(state)
-    if not is_over.all():
-        raise SystemExit(f"episodes of {args.env_id} are longer than {most} steps")
+    start = reset(jax.random.split(jax.random.PRNGKey(1), num_envs))
+    start = start, jnp.zeros(num_envs), jnp.zeros(num_envs, bool)
+    keys = jax.random.split(jax.random.PRNGKey(2), most)
+    (_, returns, _), _ = jax.jit(lambda start: jax.lax.scan(act, start, keys))(start)
     return returns
 
 

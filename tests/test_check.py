@@ -17,6 +17,7 @@ import pytest
 from cleanrl_utils import bands
 from cleanrl_utils.check import __main__ as check
 from cleanrl_utils.check import explain, parent, race, sampler
+from cleanrl_utils.rlops import report
 from tests import test_ppo
 from tests.harness import FILES, ROOT, only_run, train
 from tests.test_docs import load
@@ -175,9 +176,9 @@ def test_a_mistake_is_reported(tmp_path):
     (tmp_path / "my_helpers.py").write_text("")
     done = run_check(tmp_path, "my_ppo.py", "--quick", "--only", "core_10")
     assert done.returncode == 1, done.stderr
-    report = json.loads((tmp_path / "checks" / "my_ppo.json").read_text())
-    rows = {row["what"].partition("]")[0].lstrip("["): row for row in report["rows"]}
-    assert report["parent"] == "ppo" and rows["core 10"]["verdict"] == "broken"
+    told = json.loads((tmp_path / "checks" / "my_ppo.json").read_text())
+    rows = {row["what"].partition("]")[0].lstrip("["): row for row in told["rows"]}
+    assert told["parent"] == "ppo" and rows["core 10"]["verdict"] == "broken"
     assert "the entropy bonus has the wrong sign" in rows["core 10"]["seen"]
     assert rows["other defaults"]["seen"].startswith("learning_rate 1e-3 (2.5e-4); ")
     table = (tmp_path / "checks" / "my_ppo.md").read_text()
@@ -192,8 +193,8 @@ def test_an_unchanged_copy_is_clean(tmp_path):
     (tmp_path / "my_ppo.py").write_text(PPO)
     done = run_check(tmp_path, "my_ppo.py")
     assert done.returncode == 0, done.stdout + done.stderr
-    report = json.loads((tmp_path / "checks" / "my_ppo.json").read_text())
-    parts = {row["part"] for row in report["rows"]}
+    told = json.loads((tmp_path / "checks" / "my_ppo.json").read_text())
+    parts = {row["part"] for row in told["rows"]}
     assert parts == set(check.ORDER) and "nothing broken" in done.stdout
 
 
@@ -262,6 +263,7 @@ def test_speed_is_measured_after_the_warm_up():
 BAND = {
     "env_id": "X-v0",
     "seeds": [1, 2, 3],
+    "planned": 1000,
     "flags": {"gamma": 0.99},
     "random": {"mean": 10.0},
     "steps": list(range(100, 1100, 100)),
@@ -300,10 +302,13 @@ def test_a_run_of_ours_is_placed_while_it_trains(tmp_path):
     assert line.endswith("published runs: vf_coef 0.4 (0.5)")
     done = run_check(tmp_path, "--run", run)
     assert (done.returncode, done.stdout) == (0, f"{run.name}: {line}\n")
+    assert bands.sum_up([run]) == ["runs inside the band of the published ones: 1 of 1"]
+    assert "runs inside the band of the published ones: 1 of 1" in report.summary([run])
     about = json.loads((run / "run.json").read_text())
     about["args"]["env_id"] = "Nothing-v0"
     (run / "run.json").write_text(json.dumps(about))
     assert bands.describe_run(run) == ""
+    assert bands.sum_up([run, tmp_path]) == []
     assert bands.place_run(run).line == "no published runs of ppo on Nothing-v0"
 
 

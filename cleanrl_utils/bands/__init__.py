@@ -125,6 +125,8 @@ def place_episodes(algorithm, env_id, flags, rows):
         place.line += f"; flags that differ from the published runs: {told}"
     if band["runs"][0] < 3:
         place.line += f"; seeds published: {band['runs'][0]}"
+    if band["steps"][-1] < 0.95 * band["planned"]:
+        place.line += f"; published as far as step {band['steps'][-1]:,}"
     return place
 
 
@@ -132,15 +134,30 @@ def place_run(folder, algorithm=None):
     """Where a finished or unfinished run lies; algorithm is the file it grew out of."""
     run = runs.read_run(folder)
     algorithm = algorithm or Path(run["file"]).stem
-    scalars, _ = read_events(Path(folder), cache=False)
+    scalars, _ = read_events(Path(folder))
     rows = scalars.get("charts/episodic_return", ())
     return place_episodes(algorithm, run["args"]["env_id"], run["args"], rows)
 
 
 def describe_run(folder, algorithm=None):
     """One line for tools that print runs; empty if there is nothing to compare with."""
+    place = try_to_place(folder, algorithm)
+    return place.line if place else ""
+
+
+def try_to_place(folder, algorithm=None):
     try:
         place = place_run(folder, algorithm)
-    except (OSError, KeyError, TypeError, ValueError):
-        return ""
-    return "" if place.verdict == "unknown" else place.line
+    except Exception:  # a damaged folder, of which others tell
+        return None
+    return None if place.verdict == "unknown" else place
+
+
+def sum_up(folders):
+    """Lines for tools that print many runs: those outside the band, and how many are inside."""
+    places = {Path(folder).name: try_to_place(folder) for folder in folders}
+    places = {name: place for name, place in places.items() if place and place.verdict != "early"}
+    outside = {name: place for name, place in places.items() if place.verdict != "inside"}
+    lines = [f"{name}: {place.line}" for name, place in outside.items()]
+    count = f"{len(places) - len(outside)} of {len(places)}"
+    return [*lines, f"runs inside the band of the published ones: {count}"] if places else []

@@ -5,6 +5,7 @@ import math
 import re
 from pathlib import Path
 
+from cleanrl_utils import bands
 from cleanrl_utils import runs as run_folders
 from cleanrl_utils.rlops import sides as run_sides
 from cleanrl_utils.rlops.analysis import final_row
@@ -160,7 +161,9 @@ def list_notes(sides, problems):
         notes += [f"{label}: {run.name} {run.state}: left out" for run in runs if run.state]
     for label, runs in sides.items():
         notes += [f"{label}: {run.name}: {note}" for run in runs for note in run.notes]
-    return notes + problems
+    sources = [run.source for runs in sides.values() for run in runs]
+    folders = [source for source in sources if isinstance(source, Path) and source.is_dir()]
+    return notes + bands.sum_up(folders) + problems
 
 
 def list_differences(sides):
