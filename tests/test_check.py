@@ -164,6 +164,16 @@ def test_details_are_judged_by_their_tests():
     assert check.tags_of("test_tqc_2_tqc_3_the_highest") == {"tqc 2", "tqc 3"}
 
 
+def test_a_missing_next_value_is_not_taken_for_a_missing_truncation():
+    reasons = "1 is 0, right is 0.5: " + explain.NO_NEXT_VALUE, "right is 2: " + explain.CUT_AS_END
+    records = [
+        {"test": "test_values_of_probes", "id": "x[y]", "outcome": "broken", "seen": seen}
+        for seen in reasons
+    ]
+    assert [row.seen for row in check.judge_others([], records[1:])] == [reasons[1]]
+    assert [row.seen for row in check.judge_others([], records)] == [reasons[0], "right is 2"]
+
+
 def test_a_mistake_is_reported(tmp_path):
     """One detail only; what was declared as changed is no error, what was not ends with 1."""
     source = edit(

@@ -458,7 +458,7 @@ def test_summary_of_run_folders_is_a_table_by_environment_and_settings(tmp_path)
         "CartPole-v1 ppo norm_adv=False 1 30.00",
         "CartPole-v1 ppo norm_adv=True 2 11.00 ± 1.41",
     ]
-    assert lines[0].split()[:3] == ["environment", "experiment", "seeds"] and len(lines) == 5
+    assert lines[0].split()[:3] == ["environment", "experiment", "seeds"] and len(lines) == 6
     assert "got to step 900 of 20,000" in lines[4] and lines[4].endswith("left out")
 
 

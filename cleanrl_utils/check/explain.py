@@ -19,6 +19,8 @@ PLACES = {
     "ActionMatters": {0: "values of the actions"},
     "ActionAndObsMatter": {-1: "values at observation -1", 1: "values at observation 1"},
 }
+NO_NEXT_VALUE = "the value of the next observation is not learned from"
+CUT_AS_END = "the file treats truncation as termination"
 
 
 def explain(item, error, file, stderr):
@@ -68,6 +70,7 @@ def find(frames, *names):
 
 
 def numbers(x):
+    x = np.unique(np.ravel(np.array(x, dtype=float)).round(2)) if np.ptp(x) < 0.05 else x
     return " and ".join(f"{float(n):.3g}" for n in np.ravel(np.array(x, dtype=float)))
 
 
@@ -88,8 +91,9 @@ def tell_values(frames):
     told = []
     for obs, own, true in zip(values, learned, right, strict=True):
         if np.abs(own - true).max() > 0.1:
-            place = PLACES.get(probe, {}).get(float(obs), f"{probe or 'value'} at {obs}")
-            verb = "are" if np.size(own) > 1 else "is"
+            nowhere = f"value at {float(obs):.2g}"
+            place = PLACES.get(probe, {}).get(float(obs), nowhere)
+            verb = "are" if place.startswith("values") else "is"
             told.append(f"{place} {verb} {numbers(own)}, right is {numbers(true)}")
             told[-1] += reason(probe, np.mean(own), np.mean(true))
     return "; ".join(told)
@@ -100,12 +104,12 @@ def reason(probe, learned, right):
     near = 0.25 * abs(right)
     is_cut = probe in ("TruncatedEveryStep", "TwoEnds", "LateEnds") and right == 2
     if is_cut and abs(learned - 1) < near:
-        return ": the file treats truncation as termination"
+        return f": {CUT_AS_END}"
     if probe in ("TwoEnds", "LateEnds") and right == 1 and learned > 1 + near:
         return ": the file bootstraps after termination"
     if probe == "Discounting" and right == 0.5:
         if abs(learned) < near:
-            return ": the value of the next observation is not learned from"
+            return f": {NO_NEXT_VALUE}"
         if abs(learned - 1) < near:
             return ": rewards are not discounted"
     if probe == "ValueFromObs" and abs(learned) < near:
