@@ -25,6 +25,7 @@ EXTRAS = {  # extra of pyproject.toml: modules that it installs
     "jaxtari": f"{JAX} jaxtari",
     "optuna": "matplotlib optuna psycopg sqlalchemy",
     "cluster": "boto3 botocore ray",
+    "trackio": "trackio",
     "hub": "huggingface_hub matplotlib safetensors",
     "export": "onnx onnxruntime onnxscript safetensors",
     "docs": "jinja2 matplotlib mkdocs scipy",

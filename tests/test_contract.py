@@ -17,6 +17,7 @@ import random
 import re
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -1306,6 +1307,55 @@ def test_wandb_offline_really_logs(file, tmp_path):
     assert all(
         (log.parent / "files" / path).stat().st_size > 1000 for path in history["videos/path"]
     )
+
+
+def track_with_trackio(file, folder, *flags):
+    settings = {"CLEANRL_TRACKER": "trackio", "TRACKIO_DIR": str(folder / "trackio")}
+    done = subprocess.run(
+        [sys.executable, str(file), *map(str, flags)],
+        cwd=folder,
+        env=os.environ | settings,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def trackio_logs(folder, run):
+    """{metric: [(step, value), ...]} of a run, its settings, and the ids that it has."""
+    (path,) = (folder / "trackio").glob("*.db")
+    database, history = sqlite3.connect(path), {}
+    rows = "SELECT {} FROM {} WHERE run_name = ?"
+    for step, metrics in database.execute(rows.format("step, metrics", "metrics"), [run.name]):
+        for name, value in json.loads(metrics).items():
+            history.setdefault(name, []).append((step, value))
+    ((config,),) = database.execute(rows.format("config", "configs"), [run.name]).fetchall()
+    ids = set(database.execute(rows.format("run_id", "metrics"), [run.name]))
+    return history, json.loads(config), ids
+
+
+@files("ppo", slow=["ppo_jax"])
+def test_trackio_offline_really_logs(file, tmp_path):
+    """Every scalar at the step that TensorBoard has, and videos; a resumed run is continued."""
+    steps = 4 * iteration(file)
+    many = ("--num-seeds", 2) if "_jax" in file.stem else ("--capture-video",)
+    track_with_trackio(
+        file, tmp_path, *with_curves(file, "--total-timesteps", steps, "--track", *many)
+    )
+    runs = list((tmp_path / "runs").iterdir())
+    for run in runs:
+        history, config, _ = trackio_logs(tmp_path, run)
+        assert config["env_id"] == about(run)["args"]["env_id"]
+        curves = scalars(run)
+        for name in curves.keys() - {"charts/SPS"}:
+            assert np.allclose(sorted(history[name]), sorted(curves[name])), name
+    assert not (tmp_path / "wandb").exists() and len(runs) == 1 + ("--num-seeds" in many)
+    if "--num-seeds" not in many:
+        assert {video["_type"] for _, video in history["videos"]} == {"trackio.video"}
+        assert list((tmp_path / "trackio").rglob("*.mp4"))
+        track_with_trackio(file, tmp_path, "--resume", run, "--total-timesteps", 2 * steps)
+        history, _, ids = trackio_logs(tmp_path, run)
+        assert len(ids) == 1 and max(history[LOSSES[file.stem[:3]]])[0] == 2 * steps
 
 
 @files(*(stem for stem in FILES if "_jax" in stem), "ppo_continuous_action_isaacgym")
