@@ -66,9 +66,7 @@ summary {{ background: var(--bar); color: var(--faint); padding: .1rem .8rem;
 
 @dataclass
 class Args:
-    old: tyro.conf.Positional[
-        str
-    ]  # a file of cleanrl/ by its name, such as ppo, or the path of any file
+    old: tyro.conf.Positional[str]  # name of a file in cleanrl/, such as ppo, or any path
     new: tyro.conf.Positional[str]  # the file to compare it with
     all: bool = False  # show the whole files, not only the changed places
     html: str | None = None  # write a web page into this file instead
@@ -245,6 +243,7 @@ if __name__ == "__main__":
     )
     if args.html:
         try:
+            Path(args.html).parent.mkdir(parents=True, exist_ok=True)
             Path(args.html).write_text(
                 render_html(rows, f"{args.old} → {args.new}", summary, args.all), encoding="utf-8"
             )

@@ -149,6 +149,7 @@ class Page(HTMLParser):
 
 
 def test_page_folds_what_is_unchanged(copy, tmp_path):
+    tmp_path = tmp_path / "a" / "folder"  # which is made
     result = run("ppo", copy, "--html", tmp_path / "page.html")
     assert (result.returncode, result.stdout, result.stderr) == (
         0,
@@ -311,8 +312,8 @@ def test_identical_files(tmp_path):
         (["ppo", "zzzzzz"], "no file called zzzzzz, neither in cleanrl/ nor as a path: there are "),
         (["ppo", "cleanrl"], "no file called cleanrl, neither"),
         (
-            ["ppo", "ppo", "--html", "no/such/folder.html"],
-            "cannot write no/such/folder.html: No such file or directory",
+            ["ppo", "ppo", "--html", "Makefile/page.html"],
+            "cannot write Makefile/page.html: File exists",
         ),
     ],
 )
