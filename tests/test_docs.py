@@ -48,6 +48,8 @@ python -m cleanrl_utils.enjoy hf://me/CartPole-v1-ppo-seed1
 python -m cleanrl_utils.enjoy hf://cleanrl/CartPole-v1-dqn-seed1 --epsilon 0.05
 python -m cleanrl_utils.enjoy --exp-name dqn --env-id CartPole-v1
 python -m cleanrl_utils.enjoy --exp-name ppo --env-id CartPole-v1 --hf-entity me --run-seed 1
+# run by test_contract.test_trackio_offline_really_logs
+CLEANRL_TRACKER=trackio python cleanrl/ppo.py --track --wandb-project-name cleanRL
 # run by test_enjoy.test_enjoy_the_newest_run: here, the newest one is of any file
 python -m cleanrl_utils.enjoy                                   # the newest run in runs/
 # run by test_enjoy.test_snapshots_are_what_checkpoints_learned
