@@ -18,6 +18,7 @@ Tags such as [pqn 5] refer to the implementation details in docs/rl-algorithms/p
 
 import atexit
 import hashlib
+import importlib
 import itertools
 import json
 import math
@@ -135,6 +136,7 @@ def load_policy(checkpoint, envs):
 
 sys.path.append(os.getcwd())  # --env-id my_envs:MyEnv-v0 finds my_envs.py here
 FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has its interface
 interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
 NUMPY = [np.ndarray, np.dtype, np._core.multiarray._reconstruct, np._core.multiarray.scalar]
 NUMPY += [type(np.dtype(code)) for code in "?bBhHiIlLefd"]
@@ -258,9 +260,9 @@ def open_run(args, device, global_step, **more):
     folder = Path(args.resume or "runs")
     with explain(f"log to {folder}"):
         if args.track:
-            import wandb
-
-            wandb.login()  # a missing login is told before anything is written
+            tracker = importlib.import_module(TRACKER)
+            if TRACKER == "wandb":
+                tracker.login()  # a missing login is told before anything is written
         if args.resume:
             lock_run_folder(folder)
             run = json.loads((folder / "run.json").read_text())
@@ -286,15 +288,26 @@ def open_run(args, device, global_step, **more):
         (folder / "run.tmp").write_text(json.dumps(run, indent=2, default=str))
         os.replace(folder / "run.tmp", folder / "run.json")
         if args.track:
-            project = dict(project=args.wandb_project_name, entity=args.wandb_entity)
-            names = dict(id=folder.name, name=folder.name, resume="allow")
-            wandb.init(**project, **names, config=asdict(args), sync_tensorboard=True)
+            names = dict(project=args.wandb_project_name, name=folder.name, resume="allow")
+            if TRACKER == "wandb":
+                names |= dict(entity=args.wandb_entity, id=folder.name, sync_tensorboard=True)
+            tracker.init(**names, config=asdict(args))
     signal.signal(signal.SIGINT, interrupt)
     signal.signal(signal.SIGTERM, interrupt)
     sys.excepthook = partial(report_crash, args, folder)
     print(f"run folder: {folder}")
     print(f"device: {device}, {torch.get_num_threads()} CPU threads", flush=True)
-    return folder, SummaryWriter(folder, purge_step=global_step + 1)  # hides what a resume repeats
+    writer = TrackioWriter if args.track and TRACKER == "trackio" else SummaryWriter
+    return folder, writer(folder, purge_step=global_step + 1)  # hides what a resume repeats
+
+
+class TrackioWriter(SummaryWriter):
+    """TensorBoard's scalars for Trackio, too; Weights & Biases reads them itself."""
+
+    def add_scalar(self, name, value, step):
+        super().add_scalar(name, value, step)
+        scalar = torch.as_tensor(value).item()
+        importlib.import_module("trackio").log({name: scalar}, step=int(step))
 
 
 def interrupt(number, frame):
@@ -331,11 +344,10 @@ class RecordVideo(gym.wrappers.vector.RecordVideo):
 
 
 def log_videos(folder, logged, global_step):
-    """Upload the videos that are not in logged yet to Weights & Biases."""
-    import wandb
-
+    """Upload the videos that are not in logged yet to Weights & Biases or Trackio."""
+    tracker = importlib.import_module(TRACKER)
     for path in sorted(set(folder.glob("videos/*.mp4")) - logged):
-        wandb.log({"videos": wandb.Video(str(path)), "global_step": global_step})
+        tracker.log({"videos": tracker.Video(str(path)), "global_step": global_step})
         logged.add(path)
 
 

@@ -36,6 +36,7 @@ import threading
 import time
 import uuid
 from contextlib import contextmanager, suppress
+from contextvars import Context
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from importlib.metadata import distributions
@@ -434,6 +435,7 @@ def record_episode(envs, policy, seed, run_folder, global_step):
 
 sys.path.append(os.getcwd())  # --env-id my_envs:MyEnv-v0 finds my_envs.py here
 FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has its interface
 interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
 
 
@@ -551,9 +553,9 @@ def open_run(args, device, global_step, **more):
     folder = Path(args.resume or "runs")
     with explain(f"log to {folder}"):
         if args.track:
-            import wandb
-
-            wandb.login()  # a missing login is told before anything is written
+            module = importlib.import_module(TRACKER)
+            if TRACKER == "wandb":
+                module.login()  # a missing login is told before anything is written
         if args.resume:
             lock_run_folder(folder)
             run = json.loads((folder / "run.json").read_text())
@@ -580,9 +582,11 @@ def open_run(args, device, global_step, **more):
         os.replace(folder / "run.tmp", folder / "run.json")
         tracker = None
         if args.track:
-            project = dict(project=args.wandb_project_name, entity=args.wandb_entity)
-            names = dict(id=folder.name, name=folder.name, resume="allow")
-            tracker = wandb.init(**project, **names, config=asdict(args), reinit="create_new")
+            names = dict(project=args.wandb_project_name, name=folder.name, resume="allow")
+            if TRACKER == "wandb":
+                names |= dict(entity=args.wandb_entity, id=folder.name, reinit="create_new")
+            # in a context of its own, since a process may track many runs
+            tracker = Context().run(module.init, **names, config=asdict(args))
             atexit.register(tracker.finish)
     signal.signal(signal.SIGINT, interrupt)
     signal.signal(signal.SIGTERM, interrupt)
@@ -593,7 +597,7 @@ def open_run(args, device, global_step, **more):
 
 
 class Writer:
-    """The curves of one run: TensorBoard events, and Weights & Biases with --track."""
+    """The curves of one run: TensorBoard events, and a tracker with --track."""
 
     def __init__(self, folder, tracker, global_step):
         name = f"events.out.tfevents.{time.time():.6f}.{platform.node()}"
@@ -611,16 +615,15 @@ class Writer:
         values = [Summary.Value(tag=name, simple_value=float(x)) for name, x in scalars.items()]
         self.add_event(step=int(step), summary=Summary(value=values))
         if self.tracker:
-            self.tracker.log(
-                {name: float(x) for name, x in scalars.items()} | {"global_step": step}
-            )
+            scalars = {name: float(x) for name, x in scalars.items()}
+            options = {} if TRACKER == "wandb" else {"step": int(step)}
+            self.tracker.log(scalars | {"global_step": step}, **options)
 
     def add_videos(self, folder, step):
-        """Upload the videos that Weights & Biases does not have yet."""
-        import wandb
-
+        """Upload the videos that the tracker does not have yet."""
+        module = importlib.import_module(TRACKER)
         for path in sorted(set(folder.glob("videos/*.mp4")) - self.logged_videos):
-            self.tracker.log({"videos": wandb.Video(str(path)), "global_step": step})
+            self.tracker.log({"videos": module.Video(str(path)), "global_step": step})
             self.logged_videos.add(path)
 
     def close(self):
