@@ -244,7 +244,7 @@ def installed_with(instructions):
     try:
         yield
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"{error}: install {instructions}") from None
+        raise ModuleNotFoundError(f"{error}: {instructions}") from None
 
 
 def make_mjlab(env_id, num_envs, seed, device, render_mode):
@@ -285,13 +285,13 @@ def make_envs(args, num_envs, render_mode=None):
         importlib.import_module("moviepy")  # may be missing beside mjlab
     settings = num_envs, args.seed % 2**31, device, render_mode
     if env_id.startswith("brax/"):
-        with installed_with("the extra brax"):
+        with installed_with("pip install -r requirements/requirements-brax.txt"):
             env = BraxEnvs(env_id.removeprefix("brax/"), num_envs, device)  # [core 1]
     elif env_id.startswith("Mjlab-"):
-        with installed_with("requirements/mjlab.in"):
+        with installed_with("pip install -r requirements/mjlab.in"):
             env = make_mjlab(env_id, *settings).unwrapped
     else:
-        with installed_with("Isaac Lab by the instructions of NVIDIA"):
+        with installed_with("install Isaac Lab by the instructions of NVIDIA"):
             env = make_isaac_lab(env_id, *settings).unwrapped
     return TensorEnvs(env, render_mode)
 

@@ -12,6 +12,9 @@ import re
 from contextlib import contextmanager
 from pathlib import Path
 
+BASE = (
+    "filelock gymnasium moviepy numpy psutil pydantic rich tensorboard torch tqdm tyro wandb yaml"
+)
 JAX = "chex flax gymnax jax jaxlib optax six"
 EXTRAS = {  # extra of pyproject.toml: modules that it installs
     "atari": "ale_py cv2",
@@ -23,12 +26,12 @@ EXTRAS = {  # extra of pyproject.toml: modules that it installs
     "jax": JAX,
     "brax": f"{JAX} brax mujoco mujoco_playground",
     "jaxtari": f"{JAX} jaxtari",
+    "docs": "jinja2 matplotlib mkdocs scipy",
     "optuna": "matplotlib optuna psycopg sqlalchemy",
     "cluster": "boto3 botocore ray",
     "trackio": "trackio",
     "hub": "huggingface_hub matplotlib safetensors",
     "export": "onnx onnxruntime onnxscript safetensors",
-    "docs": "jinja2 matplotlib mkdocs scipy",
 }
 
 
@@ -63,11 +66,12 @@ def shorten(text, length=400):
 def missing(module, file=None):
     """One line on a module that cannot be imported, by an algorithm file if that is known."""
     name = module.partition(".")[0]
-    return f"{name} is not installed: {install_command(name, file)}"
+    command = install_command(name, file)
+    return f"{name} is not installed: {command}" if command else f"there is no module {name}"
 
 
 def install_command(module, file=None):
-    """The command that installs a module: the tested version, and all that the file needs."""
+    """The command that installs a module, with all that the file needs; "" if it is not ours."""
     candidates = [extra for extra, modules in EXTRAS.items() if module in modules.split()]
     imported, stem = set(), ""
     if file is not None and Path(file).is_file():
@@ -78,5 +82,7 @@ def install_command(module, file=None):
     def fit(extra):
         return len(imported & set(EXTRAS[extra].split())), extra in stem
 
+    if not candidates and module not in BASE.split():
+        return ""
     extra = f"-{max(candidates, key=fit)}" if candidates else ""
     return f"pip install -r requirements/requirements{extra}.txt"

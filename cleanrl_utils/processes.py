@@ -31,12 +31,14 @@ from cleanrl_utils.errors import install_command, missing, shorten
 ROOT = Path(__file__).resolve().parent.parent
 GRACE = 10  # seconds from a request to end until SIGKILL
 PAUSE = 0.1  # seconds between two looks of a watcher
-SETTINGS = {  # environment variables of a child, unless the user has set them
+ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "NUMEXPR_NUM_THREADS": "1",
     "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+}
+SETTINGS = ONE_THREAD | {  # environment variables of a child, unless the user has set them
     "PYTHONUNBUFFERED": "1",  # the name of the run folder is in the output at once
     "TQDM_MININTERVAL": "1",  # one progress bar a second is enough for a file
 }
@@ -232,10 +234,9 @@ def from_error(lines, file=None):
 
 def with_our_hint(text):
     """The reason with our install command in place of Gymnasium's."""
-    hint = re.search(r",? *(run|try) [`']pip install \S*\[(\w+)\]\S*", text)
-    if not hint:
-        return text
-    return f"{text[: hint.start()]}: {install_command(hint[2])}"
+    hint = re.search(r",? *(?:run|try) [`']pip install \S*\[(\w+)\]\S*", text)
+    command = install_command(hint[1]) if hint else ""
+    return f"{text[: hint.start()]}: {command}" if command else text
 
 
 def from_last_line(lines, code):

@@ -441,8 +441,8 @@ def test_packages_are_imported_when_an_environment_needs_them(file):
 @pytest.mark.parametrize(
     ("env_id", "package", "answer"),
     [
-        ("brax/ant", "brax.envs", "install the extra brax"),
-        ("Mjlab-Cartpole-Balance", "mjlab", "install requirements/mjlab.in"),
+        ("brax/ant", "brax.envs", "pip install -r requirements/requirements-brax.txt"),
+        ("Mjlab-Cartpole-Balance", "mjlab", "pip install -r requirements/mjlab.in"),
         ("Isaac-Ant-v0", "isaaclab", "install Isaac Lab by the instructions of NVIDIA"),
     ],
 )

@@ -592,7 +592,7 @@ def test_without_matplotlib_it_says_what_to_install():
     hide += "None if name == 'matplotlib' else find(name, *rest); "
     hide += "sys.argv = ['rlops']; runpy.run_module('cleanrl_utils.rlops', run_name='__main__')"
     done = subprocess.run([sys.executable, "-c", hide], cwd=ROOT, capture_output=True, text=True)
-    said = "rlops needs matplotlib: pip install -r requirements/requirements-docs.txt"
+    said = "matplotlib is not installed: pip install -r requirements/requirements-docs.txt"
     assert done.stderr == f"{said}\n"
 
 

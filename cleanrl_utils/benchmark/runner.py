@@ -18,7 +18,7 @@ from cleanrl_utils.benchmark.screen import Screen, clock, figures
 
 ALIKE = 3  # so many runs that fail alike, and none that does better, end the benchmark
 HOPELESS = re.compile(  # reasons that another attempt would meet again
-    r"cannot train on |cannot run with these flags|.* is not installed: "
+    r"cannot train on |cannot run with these flags|.* is not installed|there is no module "
     r"|.*No API key configured|.*o space left"
 )
 

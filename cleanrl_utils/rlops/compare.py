@@ -8,6 +8,7 @@ from pathlib import Path
 
 import tyro
 
+from cleanrl_utils import errors
 from cleanrl_utils.rlops import report, sides
 from cleanrl_utils.rlops.analysis import compare
 from cleanrl_utils.runs import plain
@@ -138,12 +139,9 @@ def main(args):
         if getattr(args, name) < 1:
             raise SystemExit(f"--{name.replace('_', '-')} must be at least 1")
     output = find_output(args.output_filename)
-    missing = [
-        name for name in ("matplotlib", "jinja2", "scipy") if not importlib.util.find_spec(name)
-    ]
-    if missing:
-        install = "pip install -r requirements/requirements-docs.txt"
-        raise SystemExit(f"rlops needs {', '.join(missing)}: {install}")
+    for name in ("matplotlib", "jinja2", "scipy"):
+        if not importlib.util.find_spec(name):
+            raise SystemExit(errors.missing(name))
 
     asked, chosen, problems = sides.collect(args)
     check_metrics(asked, chosen)

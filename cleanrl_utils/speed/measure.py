@@ -16,6 +16,9 @@ from statistics import median
 import tyro
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from cleanrl_utils import processes
+from cleanrl_utils.errors import explain
+
 # algorithm: peer: its name, its program in speed/peers, and its packages, without a version that of
 # constraints.txt; or another of our files
 SB3 = "stable-baselines3==2.9.2 torch gymnasium numpy tensorboard"
@@ -49,8 +52,7 @@ TIMESTEPS = {"ppo_jax": 30 * 16 * 512}
 WARM_UP = 0.2  # share of the steps that does not count
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).resolve().parent / "peers"
-ONE_CPU_THREAD = {
-    **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
+ONE_CPU_THREAD = processes.ONE_THREAD | {
     "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
     "NPROC": "1",  # the threads that XLA runs operations in beside each other
     "JAX_CPU_ENABLE_ASYNC_DISPATCH": "0",  # faster for SBX, too
@@ -91,8 +93,7 @@ def run(program, command, folder, core=None):
     environment = os.environ | ONE_CPU_THREAD | find_links
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     if done.returncode:
-        why = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise SystemExit(f"{program} failed: {why[-1].strip()}")
+        raise SystemExit(f"{program} failed: {processes.why(done.stderr, done.returncode)}")
     return done.stdout.strip().splitlines()[-1]
 
 
@@ -162,8 +163,10 @@ def main(args):
         raise SystemExit("--side-by-side needs Linux and two cores")
     if args.rounds < 1:
         raise SystemExit("rounds must be at least 1")
-    if args.json and (args.json.is_dir() or not os.access(args.json.resolve().parent, os.W_OK)):
-        raise SystemExit(f"cannot write {args.json}")
+    if args.json:
+        with explain("write --json"):
+            args.json.parent.mkdir(parents=True, exist_ok=True)
+            args.json.open("a").close()
     uv = shutil.which("uv") or shutil.which(ROOT / ".uv/bin/uv")
     if peers and not uv:
         raise SystemExit(
