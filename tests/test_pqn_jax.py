@@ -226,6 +226,7 @@ def test_actions_of_probes(file, tmp_path, probe):
     assert set(play(names, only_run(tmp_path), 80)) == {1}
 
 
+@pytest.mark.slow
 def test_learns_cartpole_four_times_at_once(file, tmp_path):
     harness.train(file, tmp_path, *FAST_CARTPOLE, "--num-seeds", 4)
     curves = [scalars(run)["charts/episodic_return"] for run in runs_of(tmp_path)]
