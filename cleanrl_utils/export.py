@@ -33,7 +33,6 @@ from torch.overrides import TorchFunctionMode
 
 from cleanrl_utils import enjoy
 from cleanrl_utils.errors import explain
-from cleanrl_utils.runs import read_run
 
 NETWORKS = ("agent", "actor", "q_network")  # what load_policy calls the network that acts
 FORMATS = {  # and the modules that they need
@@ -44,7 +43,7 @@ FORMATS = {  # and the modules that they need
 STEPS = 1000  # of the environment, on which an export is compared with load_policy
 TOLERANCE = 1e-4  # absolute and relative
 NEXT_STATE = ("next_hidden", "next_cell")
-NOT_IN_AN_MLP = ("conv2d", "lstm", "where", "cat")
+NOT_IN_AN_MLP = ("conv2d", "lstm", "layer_norm", "where", "cat")
 ACTIVATIONS = {"tanh": np.tanh, "relu": lambda x: np.maximum(x, 0)}
 
 
@@ -127,7 +126,7 @@ class Policy(nn.Module):
 
 def warn_if_changed(run_folder, file):
     """What is imported is the checkout's file, never a run's own copy: warn if they differ."""
-    recorded = read_run(run_folder).get("sha256")
+    recorded = enjoy.read_run(run_folder).get("sha256")
     if recorded is not None and recorded != sha256(file.read_bytes()).hexdigest():
         print(f"warning: {file.name} has changed since this run started", file=sys.stderr)
 
@@ -402,11 +401,11 @@ def compare(run, graph, policy, envs, steps=STEPS):
 
 def describe(run_folder, checkpoint, env_id, envs):
     """What every format says about the policy, as strings."""
-    file, args = enjoy.read_run(run_folder)
+    run = enjoy.read_run(run_folder)
     return {
-        "file": str(file),
+        "file": str(run["file"]),
         "env_id": env_id,
-        "seed": str(args.get("seed")),
+        "seed": str(run["args"].get("seed")),
         "global_step": str(int(checkpoint.get("global_step", 0))),
         "observation_space": str(envs.single_observation_space),
         "action_space": str(envs.single_action_space),
@@ -449,8 +448,8 @@ def main():
         for module in FORMATS[args.output.suffix]:
             importlib.import_module(module)
     run_folder, path = enjoy.locate(args.run)
-    file_name, _ = enjoy.read_run(run_folder)
-    file = args.file or enjoy.ALGORITHMS / Path(str(file_name)).name
+    file_name = str(enjoy.read_run(run_folder)["file"])
+    file = args.file or enjoy.ALGORITHMS / Path(file_name).name
     if path.suffix == ".msgpack":
         raise SystemExit(f"{run_folder} is a run of {file.name}: JAX files cannot be exported")
     checkpoint = enjoy.load_checkpoint(path)

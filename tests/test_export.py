@@ -62,9 +62,9 @@ def observations(space, rng):
 
 def load(run):
     """The policy of a run, and the list of what it last gave to its file's sample()."""
-    file_name, args = enjoy.read_run(run)
-    algorithm = runpy.run_path(str(FILES[file_name.removesuffix(".py")]))
-    envs = algorithm["make_envs"](algorithm["Args"](**args), 2)
+    told = enjoy.read_run(run)
+    algorithm = runpy.run_path(str(FILES[told["file"].removesuffix(".py")]))
+    envs = algorithm["make_envs"](algorithm["Args"](**told["args"]), 2)
     policy = algorithm["load_policy"](enjoy.load_checkpoint(run), envs)
     function, given = inspect.unwrap(policy), []
     sample = function.__globals__.get("sample")
