@@ -154,7 +154,8 @@ def highlights():
             lines.append(f"| `{folder}.py` | {env_id} | {seeds} | {values} | {v1} | {status} |")
     return "\n".join(
         [
-            f"{matched} of {judged} results with three or more finished seeds match or exceed CleanRL",
+            f"{matched} of {judged} results with three or more finished seeds match or exceed "
+            "CleanRL",
             "v1's published number; the others are inconclusive or below. One of each file:",
             "",
             "| file | environment | seeds | return | v1 (upstream) | status |",
