@@ -21,7 +21,6 @@ import signal
 import sys
 import time
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +29,7 @@ from filelock import FileLock, Timeout
 from pydantic import TypeAdapter
 
 from cleanrl_utils import processes
+from cleanrl_utils.bands import find_band
 from cleanrl_utils.errors import one_line
 from cleanrl_utils.events import read_events
 from cleanrl_utils.runs import read_run, require
@@ -196,11 +196,7 @@ def parse_range(text):
 
 def find_range(env_id, args):
     """The returns of the random policy and of the published runs at their best."""
-    band = None
-    if find_spec("cleanrl_utils.bands"):
-        from cleanrl_utils.bands import find_band
-
-        band = find_band(args.against.stem, env_id, {})
+    band = find_band(args.against.stem, env_id, {})
     how = f"pass --ranges {env_id}=LOW,HIGH, the returns that count as 0 and 1"
     require(band, f"there are no published runs of {args.against.stem} on {env_id}: {how}")
     low, high = band["random"]["mean"], max(band["mean"])
