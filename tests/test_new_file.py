@@ -53,6 +53,9 @@ def test_only_the_name_differs(tree):
     overview = (tree / "docs" / "results.md").read_text()
     stems = re.findall(r"^\| (\w+) \|  \|  \| 0 \|", overview, re.M)
     assert "my_ppo" in stems and stems == sorted(stems)
+    code = "from cleanrl_utils.check.parent import find_parent as find, Path\n"
+    code += "print(*find(Path('cleanrl/my_ppo.py').read_text()))"
+    assert run(tree, "-c", code).stdout.startswith("ppo "), "the parent is not the file itself"
 
 
 def test_a_new_file_passes_the_tests(tree):

@@ -7,7 +7,16 @@ from difflib import SequenceMatcher
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = {path.stem: path for path in sorted((ROOT / "cleanrl").glob("*.py"))}
+
+
+def is_new(path):
+    """Whether `make new` made it: then it has no tests of its own yet, but those of its parent."""
+    tests = ROOT / "tests" / f"test_{path.stem}.py"
+    return tests.exists() and "\nPARENT = " in tests.read_text()
+
+
+FILES = sorted((ROOT / "cleanrl").glob("*.py"))
+FILES = {path.stem: path for path in FILES if not is_new(path)}
 TAG = re.compile(r"\[([a-z][a-z0-9]*) (\d+(?:, \d+)*)( changed)?\]")
 LEAST = 0.2  # share of the lines that a copy has in common with its parent, at least
 
