@@ -9,13 +9,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import optuna
 import pytest
+import sqlalchemy
 from optuna.trial import TrialState
 
 from cleanrl_utils.tuner import Tuner, __main__, flags, results, scheduler, trials
@@ -545,28 +545,25 @@ def test_killed_study_goes_on(how, words):
     assert not list(Path().glob("tuning/s/*.lock"))
 
 
-def test_second_ctrl_c_loses_nothing(monkeypatch):
-    """It comes while the trial is put back."""
-    put_back = shared.put_back
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_ctrl_c_in_a_transaction_loses_nothing(request):
+    """Nor does the second one, which comes while the trial is put back."""
+    storage = shared.open_storage(SQLITE)
 
-    def with_ctrl_c(*args, **settings):
-        os.kill(os.getpid(), signal.SIGINT)
-        put_back(*args, **settings)
+    def press_ctrl_c(connection):
+        if pressed or running_pids():
+            os.kill(os.getpid(), signal.SIGINT)
+            pressed.append(True)
 
-    def first_ctrl_c():
-        wait_until(running_pids)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr(shared, "put_back", with_ctrl_c)
+    pressed = []
+    sqlalchemy.event.listen(storage.engine, "commit", press_ctrl_c)
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    storage = optuna.storages.InMemoryStorage()
-    tuner = make(lambda trial: {"seconds": 60}, study_name="s", storage=storage)
-    threading.Thread(target=first_ctrl_c).start()
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, handler))
+    shape = {"seconds": 60, "total-timesteps": 2000}
     with pytest.raises(SystemExit, match="stopped: the same command resumes the study"):
-        tuner.tune(1, 1)
-    signal.signal(signal.SIGINT, handler)
-    study = optuna.load_study(study_name="s", storage=storage)
-    assert states(study) == ["FAIL", "WAITING"] and not running_pids()
+        make(lambda trial: shape, study_name="s", storage=storage).tune(1, 1)
+    study = optuna.load_study(study_name="s", storage=SQLITE)
+    assert pressed and states(study) == ["FAIL", "WAITING"] and not running_pids()
     assert not list(Path().glob("tuning/s/*.lock"))
 
 

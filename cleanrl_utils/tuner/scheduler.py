@@ -38,16 +38,17 @@ def short(path):
 
 
 @contextmanager
-def uninterrupted():
-    """A second Ctrl+C must not cut short what follows from the first."""
-    if threading.current_thread() is not threading.main_thread():  # it gets no Ctrl+C
-        yield
+def collected_requests():
+    """Collect Ctrl+C and SIGTERM: in the middle of a transaction they would lock the database."""
+    if threading.current_thread() is not threading.main_thread():  # it gets none
+        yield []
         return
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield processes.collect_requests()
     finally:
-        signal.signal(signal.SIGINT, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 class Scheduler:
@@ -76,6 +77,13 @@ class Scheduler:
     # -- the loop ----------------------------------------------------------------------------------
 
     def run(self):
+        with collected_requests() as requests:
+            try:
+                self.loop(requests)
+            finally:
+                self.stop()
+
+    def loop(self, requests):
         while (finished := shared.count_finished(self.study)) < self.num_trials:
             self.bar.n = finished
             self.bar.set_postfix_str(self.progress())
@@ -91,6 +99,8 @@ class Scheduler:
                 number = f"{self.num_ended} trials" if self.num_ended > 1 else "trial"
                 raise SystemExit(f"the first {number} failed, because: {self.failures[-1]}")
             time.sleep(POLL)
+            if requests:
+                raise KeyboardInterrupt
         self.bar.n = finished
 
     def progress(self):
@@ -265,10 +275,9 @@ class Scheduler:
     def stop(self):
         """The tuner ends before its trials: they are put back, with the runs that are finished."""
         self.bar.close()
-        with uninterrupted():
-            for trial in self.active:
-                trial.stop()
-            for trial in self.active:
-                shared.put_back(self.study, trial.optuna, retries=None)
-            if self.lock:
-                shared.sign_out(self.lock)
+        for trial in self.active:
+            trial.stop()
+        for trial in self.active:
+            shared.put_back(self.study, trial.optuna, retries=None)
+        if self.lock:
+            shared.sign_out(self.lock)

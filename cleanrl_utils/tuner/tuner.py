@@ -62,7 +62,6 @@ class Tuner:
             try:
                 scheduler.run()
             finally:
-                scheduler.stop()
                 if folder.is_dir():
                     results.write(scheduler.study, folder)
             results.print_best(scheduler.study, self)
