@@ -673,7 +673,7 @@ if __name__ == "__main__":
     run_folder, writer = open_run(args, device, global_step)
     logged_videos = set(run_folder.glob("videos/*.mp4"))
     if args.capture_video:
-        envs = RecordGames(envs, run_folder, global_step)
+        envs = RecordGames(envs, run_folder / "videos", global_step)
 
     # the rollout; obs[t] with is_last[t] ends an episode, and step t only resets that environment
     T, N = args.num_steps, args.num_envs

@@ -37,10 +37,12 @@ def find_algorithm(folder):
 
 
 def read_folder(folder):
-    """{env_id: {seed: rows of (step, return, seconds)}} and {env_id: flags}."""
+    """{env_id: {seed: rows of (step, return, seconds)}} and {env_id: flags} of runs.json."""
     told = json.loads((folder / "runs.json").read_text())
     runs, flags = {}, {}
     for path in sorted(folder.glob("*__*.csv")):
+        if path.stem not in told:
+            continue
         env_id, seed = path.stem.split("__")
         with path.open() as file:
             rows = np.array(list(csv.reader(file))[1:], dtype=float)

@@ -30,9 +30,8 @@ def copy_tree(folder):
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
     folder = copy_tree(tmp_path_factory.mktemp("new") / "cleanrl")
-    made = subprocess.run(
-        ["make", "new", "NAME=my_ppo", "FROM=ppo"], cwd=folder, capture_output=True, text=True
-    )
+    command = ["make", "--no-print-directory", "new", "NAME=my_ppo", "FROM=ppo"]
+    made = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert made.returncode == 0, made.stderr
     assert made.stdout.splitlines()[:6] == [
         "cleanrl/my_ppo.py",
