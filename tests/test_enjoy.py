@@ -443,6 +443,7 @@ def test_enjoy_without_a_run(tmp_path, monkeypatch, words, answer):
     assert "\n" not in refusal.value.code and not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_snapshots_are_what_checkpoints_learned(tmp_path, monkeypatch):
     """Beside a training in a process of its own, from before it starts until it ends."""
     (tmp_path / "runs").mkdir()

@@ -490,6 +490,7 @@ def test_core_2_orthogonal_weights_and_zero_biases(file, tmp_path):
         assert np.abs(layers[name]["bias"]).max() == 0
 
 
+@pytest.mark.slow
 @mostly_scan
 def test_atari_8_the_network_is_that_of_ppo_atari_envpool(file, tmp_path):
     """And [atari 9]: outputs for the same bytes and weights, and gradients [xla 7]."""

@@ -320,6 +320,7 @@ def test_core_3_to_12_an_iteration_is_that_of_ppo(file, tmp_path, flags):
     assert expected["charts/learning_rate"] == pytest.approx(0.004 if flags else 0.003)
 
 
+@pytest.mark.slow
 def test_what_a_gpu_runs_comes_to_the_same(file, tmp_path):
     """Unrolled loops and sums of products where there are few rows."""
     _, states, logs = watch(file)
@@ -366,6 +367,7 @@ def test_actions_of_probes(file, tmp_path, probe):
     assert np.mean(play(names, only_run(tmp_path), 80)) > 0.9
 
 
+@pytest.mark.slow
 def test_learns_cartpole_four_times_at_once(file, tmp_path):
     harness.train(file, tmp_path, *FAST_CARTPOLE, "--num-seeds", 4)
     means = [
@@ -495,6 +497,7 @@ def means_of_calls(episodes):
 LAST_STEPS = (128, 256, 384, 512)
 
 
+@pytest.mark.slow
 def test_only_runs_of_one_program_at_one_step_are_resumed(file, tmp_path):
     """If the program died while it saved them, those at the same step as the given one.
 

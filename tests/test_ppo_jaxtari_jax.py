@@ -547,6 +547,7 @@ def test_actions_of_probes(file, tmp_path, name):
 # what is written
 
 
+@pytest.mark.slow
 def test_no_game_is_lost(file, tmp_path):
     """All games of MarkedLast end together, each at its own step; evaluation plays whole games."""
     small = "--num-envs 5 --num-steps 10 --num-minibatches 1 --update-epochs 1"

@@ -260,6 +260,7 @@ def test_images_are_convolved(file, tmp_path):
 # many runs at once
 
 
+@pytest.mark.slow
 def test_runs_side_by_side(file, tmp_path):
     """Each has its seed, its values and its folder; --resume of one continues all, bit for bit."""
     sweep = ("--sweep", "q_lambda=0.3,0.9", "--num-seeds", 2, "--seed", 4)

@@ -72,6 +72,7 @@ def test_packages_come_from_the_constraints():
             )
 
 
+@pytest.mark.slow
 @needs_uv
 def test_table_and_raw_figures(tmp_path):
     before = set(ROOT.glob("runs/*"))

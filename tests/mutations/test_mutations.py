@@ -45,3 +45,14 @@ def test_mutation_is_noticed(algorithm, mutation, tmp_path, monkeypatch):
     (tmp_path / "test").mkdir()
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         test(**arguments)
+
+
+def test_all_mutations_are_up_to_date():
+    """Also those that are slow: what they replace occurs once."""
+    stale = []
+    for path in sorted(Path(__file__).parent.glob("*.toml")):
+        source = (ROOT / "cleanrl" / f"{path.stem}.py").read_text()
+        for mutation in tomllib.loads(path.read_text())["mutation"]:
+            if source.count(mutation["old"]) != 1:
+                stale.append(f"{path.stem}: {mutation['name']}")
+    assert stale == []
