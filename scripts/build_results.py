@@ -113,7 +113,7 @@ def table(folder):
             how_far = f"{in_short(steps)} of {in_short(planned)}"
             in_progress.append(f"| {env_id} | {seed} | {how_far} | {final:.1f} |")
     if in_progress:
-        lines += ["", "In progress, in no mean:", ""]
+        lines += ["", "In progress, not included in the means:", ""]
         lines += ["| environment | seed | steps | return so far |", "|---|---|---|---|"]
     return "\n".join(lines + in_progress)
 

@@ -95,7 +95,7 @@ cleanrl/ppo.py" --backend aws-batch --aws-job-queue my-queue --aws-job-definitio
 # run by test_ppo_atari_multigpu.test_torchrun_and_kill_9, as the next ones are by other tests there
 torchrun --nproc-per-node 2 cleanrl/ppo_atari_multigpu.py --local-num-envs 4
 # as those of test_check and test_trial
-python -m cleanrl_utils.check cleanrl/my_ppo.py --quick
+python -m cleanrl_utils.check cleanrl/my_ppo.py --against ppo --quick
 python -m cleanrl_utils.trial cleanrl/my_ppo.py --against cleanrl/ppo.py --env-ids CartPole-v1 \
 Acrobot-v1 --total-timesteps 50000 --budget 14m
 # run by test_check, as the whole tool takes minutes
