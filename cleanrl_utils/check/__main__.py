@@ -1,3 +1,4 @@
+import ast
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from cleanrl_utils.check.parent import FILES, ROOT
 BAD = ("broken", "missing", "slow", "below", "dead")
 SLOW = 0.85  # of the parent's speed, in both rounds
 ORDER = ("file", "detail", "known answer", "contract", "other", "speed", "profile", "training")
+TEST = ("id", "outcome", "seconds")  # what the report tells of each test
 
 
 @dataclass
@@ -46,11 +48,17 @@ def prepare(source, parent, folder):
     return path
 
 
+def compile_once(folder):
+    """What one of the processes below compiles, the others find there."""
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
+
+
 def run_tests(copy, own_folder, folder, only):
     """Each test of the parent on the copy, as dictionaries, from a pytest process for each core."""
     cores = os.cpu_count() or 1
     parts, started, reports = min(2, cores), [], []
-    tests = [f"tests/test_{copy.stem}.py", "tests/test_contract.py"]
+    tests = [str(parents.find_tests(copy.stem)), "tests/test_contract.py"]
     quiet = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "cleanrl_utils.check.plugin"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     for part in range(1, parts + 1):
@@ -189,20 +197,20 @@ def judge_race(file, parent, folder):
     from cleanrl_utils.bands import place_run
     from cleanrl_utils.check import race
 
-    task = race.choose_task(parent)
+    default = parents.read_defaults(FILES[parent].read_text())["env_id"][0]
+    task = race.choose_task(parent, ast.literal_eval(default))
     runs = race.race(file, FILES[parent], folder, task)
     rows, speeds = [], {name: [race.speed(run[1]) for run in both] for name, both in runs.items()}
-    name = task or "the default environment"
     if failed := [run for run in runs["copy"] if run[0] is None]:
-        return [Row("speed", f"trains on {name}", "broken", why_it_failed(failed[0][4]))]
+        return [Row("speed", f"trains on {task}", "broken", why_it_failed(failed[0][4]))]
     ratios = [a / b for a, b in zip(speeds["copy"], speeds["parent"], strict=True) if a and b]
     if ratios:
         ratio = (ratios[0] * ratios[-1]) ** 0.5
         seen = f"{ratio:.2f} times its parent ({' and '.join(f'{x:.0f}' for x in speeds['copy'])}"
         seen += f" steps/s, parent {' and '.join(f'{x:.0f}' for x in speeds['parent'])})"
-        rows.append(Row("speed", f"on {name}", "slow" if max(ratios) < SLOW else "there", seen))
+        rows.append(Row("speed", f"on {task}", "slow" if max(ratios) < SLOW else "there", seen))
     else:
-        rows.append(Row("speed", f"on {name}", "skipped", "too few steps to measure"))
+        rows.append(Row("speed", f"on {task}", "skipped", "too few steps to measure"))
     shares, theirs = (race.shares_of([r[3] for r in runs[side]]) for side in ("copy", "parent"))
     told = [f"{part} {share:.0%} ({theirs.get(part, 0):.0%})" for part, share in shares.items()]
     rows.append(Row("profile", "share of the time (parent)", "there", ", ".join(told)))
@@ -210,7 +218,7 @@ def judge_race(file, parent, folder):
         place = place_run(run[0], parent)
         verdict = {"inside": "there", "above": "there", "early": "skipped", "unknown": "skipped"}
         verdict = verdict.get(place.verdict, place.verdict)
-        rows.append(Row("training", f"{name}, seed {seed}", verdict, place.line))
+        rows.append(Row("training", f"{task}, seed {seed}", verdict, place.line))
     return rows
 
 
@@ -231,8 +239,9 @@ def to_table(rows):
     return "\n".join(lines)
 
 
-def to_markdown(title, rows, summary):
-    lines = [f"# {title}", "", summary, "", "| | | verdict | |", "|---|---|---|---|"]
+def to_markdown(name, parent, rows, summary):
+    lines = [f"# {name}.py, a copy of {parent}.py", "", summary, ""]
+    lines += ["| | | verdict | |", "|---|---|---|---|"]
     for row in rows:
         cells = (row.part, row.what, row.verdict, row.seen)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
@@ -268,11 +277,12 @@ def main(args):
     source = parents.read_source(args.file)
     parent, share = parents.find_parent(source, args.against)
     details = parents.list_details(parent, source, args.changed)
-    if not (ROOT / "tests" / f"test_{parent}.py").exists():
+    if not parents.find_tests(parent):
         raise SystemExit(f"there are no tests of {parent}.py")
     print(f"{args.file} grew out of cleanrl/{parent}.py: {share:.0%} of the lines are the same")
     with tempfile.TemporaryDirectory(prefix="check-") as folder:
         folder = Path(folder)
+        compile_once(folder / "jax")
         copy = prepare(source, parent, folder)
         records = run_tests(copy, file.parent, folder, args.only)
         rows = [Row("file", f"cleanrl/{parent}.py", "there", f"{share:.0%} of the lines")]
@@ -283,21 +293,31 @@ def main(args):
     rows.sort(key=lambda row: ORDER.index(row.part))
     bad = [row for row in rows if row.verdict in BAD]
     counts = f"{len(bad)} of {len(rows)} lines" if bad else "nothing"
-    summary = f"{counts} broken, {time.time() - start:.0f} s"
+    seconds = round(time.time() - start)
+    summary = f"{counts} broken, {seconds} s"
     print(to_table(rows))
     print(f"\n{summary}")
     for row in bad:
         print(f"  {row.what}: {row.verdict}: {row.seen}")
-    write_report(args.output, file.stem, parent, rows, summary)
+    report = {"file": file.stem, "parent": parent}
+    report |= {"seconds": seconds, "cpu_seconds": cpu_seconds()}
+    report["rows"] = [asdict(row) for row in rows]
+    report["tests"] = [{name: record[name] for name in TEST} for record in records]
+    write_report(args.output, report, to_markdown(file.stem, parent, rows, summary))
     sys.exit(bool(bad))
 
 
-def write_report(folder, name, parent, rows, summary):
+def cpu_seconds():
+    """CPU time of all processes that this one waited for."""
+    times = os.times()
+    return round(times.children_user + times.children_system)
+
+
+def write_report(folder, report, text):
+    name = report["file"]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        text = to_markdown(f"{name}.py, a copy of {parent}.py", rows, summary)
         (folder / f"{name}.md").write_text(text, encoding="utf-8")
-        report = {"file": name, "parent": parent, "rows": [asdict(row) for row in rows]}
         (folder / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
     except OSError as error:
         raise SystemExit(f"cannot write {folder}: {error.strerror}") from None

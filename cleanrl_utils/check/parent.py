@@ -30,6 +30,13 @@ class Detail:
     is_changed: bool = False  # on purpose
 
 
+def find_tests(stem):
+    """The test module of a file: that of ..._jax is that of ..._jax_scan, too."""
+    names = [stem, stem.rpartition("_")[0]]
+    modules = [ROOT / "tests" / f"test_{name}.py" for name in names]
+    return next((module for module in modules if module.exists()), None)
+
+
 def read_source(path):
     try:
         source = Path(path).read_text(encoding="utf-8")

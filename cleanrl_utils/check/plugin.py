@@ -45,7 +45,13 @@ def is_ours(item, stem):
     if module == "test_contract":
         return name in CONTRACT and stem in re.split(r"[\[\]-]", item.name)
     is_long = item.get_closest_marker("slow") or "learns" in name or "_gpu" in name
-    return not is_long and "file" in item.fixturenames
+    return not is_long and "file" in item.fixturenames and is_run_on(item, stem)
+
+
+def is_run_on(item, stem):
+    """A module that two files share has each test for both."""
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    return Path(parameters.get("file", stem)).stem == stem
 
 
 def pytest_collection_modifyitems(config, items):

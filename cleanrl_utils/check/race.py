@@ -16,15 +16,19 @@ WARM_UP = 0.25  # share of a round that does not count
 TASKS = ("CartPole-v1", "InvertedPendulum-v4", "Pong-v5", "Breakout-MinAtar")
 
 
-def choose_task(parent):
-    """A quick environment with published runs, or the first with any, or None for the default."""
+def choose_task(parent, default):
+    """A quick environment with published runs, or the file's default if it has any, or another."""
     ids = [band["env_id"] for band in bands.read_bands(parent)]
-    return next((env_id for env_id in TASKS if env_id in ids), ids[0] if ids else None)
+    if quick := [env_id for env_id in TASKS if env_id in ids]:
+        return quick[0]
+    if bands.plain_env_id(default) in ids or not ids:
+        return default
+    return ids[0]
 
 
 def start(file, folder, seed, task, core):
     folder.mkdir(parents=True, exist_ok=True)
-    flags = ["--seed", str(seed), *(["--env-id", task] if task else [])]
+    flags = ["--seed", str(seed), "--env-id", task]
     sampler = [sys.executable, "-m", "cleanrl_utils.check.sampler"]
     command = [*sampler, str(folder / "profile.json"), str(file), *flags]
     root = str(Path(__file__).resolve().parents[2])
