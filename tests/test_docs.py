@@ -98,6 +98,15 @@ torchrun --nproc-per-node 2 cleanrl/ppo_atari_multigpu.py --local-num-envs 4
 python -m cleanrl_utils.check cleanrl/my_ppo.py --against ppo --quick
 python -m cleanrl_utils.trial cleanrl/my_ppo.py --against cleanrl/ppo.py --env-ids CartPole-v1 \
 Acrobot-v1 --total-timesteps 50000 --budget 14m
+# minutes each: their verdicts are in docs/trial/pairs.tsv, which test_trial compares with the page
+python -m cleanrl_utils.trial my_ppo.py --against cleanrl/ppo.py --env-ids CartPole-v1 \
+--total-timesteps 5000
+python -m cleanrl_utils.trial tuned_ppo.py --against cleanrl/ppo.py --env-ids CartPole-v1 \
+--total-timesteps 25000
+python -m cleanrl_utils.trial unnormalized_ppo.py --against cleanrl/ppo.py --env-ids \
+small_rewards:SmallRewards-v1 --ranges small_rewards:SmallRewards-v1=0,0.5 --total-timesteps 30000
+python -m cleanrl_utils.trial other_stream_ppo_jax.py --against cleanrl/ppo_jax.py --env-ids \
+CartPole-v1 --total-timesteps 100000 --seeds-per-program 16 --budget 30m
 # run by test_check, as the whole tool takes minutes
 python -m cleanrl_utils.check my_ppo.py
 python -m cleanrl_utils.check my_ppo.py --quick

@@ -4,6 +4,7 @@ import csv
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -299,3 +300,18 @@ def test_page_says_what_was_simulated():
         for key, shares in of_name.items():
             if key != "effects" and "t-test" not in key:
                 assert max(shares) <= simulate_trial.ALPHA
+
+
+def test_page_shows_the_real_pairs():
+    """docs/trial/pairs.tsv has the lines of trials.tsv that the table is made of."""
+    page = simulate_trial.PAGE.read_text()
+    with (simulate_trial.OUTPUT / "pairs.tsv").open() as file:
+        pairs = list(csv.DictReader(file, delimiter="\t"))
+    rows = [line.split(" | ") for line in page.splitlines() if line.endswith(" min |")]
+    assert len(rows) == len(pairs)
+    for pair, row in zip(pairs, rows, strict=True):
+        told = [float(pair[name]) for name in ("effect", "low", "high")]
+        minutes = f"{round(int(pair['training_seconds']) / 60)} min |"
+        shown = [float(x) for x in re.findall(r"[-+]?[\d.]+", row[3])]
+        assert shown == pytest.approx(told, abs=6e-4) and pair["file"] in page
+        assert pair["verdict"].startswith(row[4]) and row[5:] == [pair["runs"], minutes]

@@ -9,12 +9,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import tyro
+from rich.console import Console
+from rich.text import Text
 
 from cleanrl_utils import check, processes
 from cleanrl_utils.check import explain
 from cleanrl_utils.check import parent as parents
 from cleanrl_utils.check.parent import FILES, ROOT
 
+COLORS = {"there": "green", "changed": "cyan", "skipped": "dim", "not there": "yellow"}
 BAD = ("broken", "missing", "slow", "below", "dead")
 SLOW = 0.85  # of the parent's speed, in both rounds
 ORDER = ("file", "detail", "known answer", "contract", "other", "speed", "profile", "training")
@@ -226,17 +229,19 @@ def why_it_failed(output):
     return processes.why(output, 1)[:200]
 
 
-def to_table(rows):
-    """Lines of a table for the terminal."""
+def print_table(console, rows):
     width = min(60, max(len(row.what) for row in rows))
-    lines, part = [], None
+    part = None
     for row in rows:
         if row.part != part:
-            lines.append(f"\n{row.part}")
             part = row.part
+            console.print(f"\n{part}", style="bold")
         what = row.what if len(row.what) <= width else row.what[: width - 1] + "…"
-        lines.append(f"  {what.ljust(width)}  {row.verdict.ljust(9)}  {row.seen}".rstrip())
-    return "\n".join(lines)
+        line = Text(f"  {what.ljust(width)}  ")
+        line.append(row.verdict.ljust(9), style=COLORS.get(row.verdict, "bold red"))
+        line.append(f"  {row.seen}")
+        line.rstrip()
+        console.print(line)
 
 
 def to_markdown(name, parent, rows, summary):
@@ -295,10 +300,11 @@ def main(args):
     counts = f"{len(bad)} of {len(rows)} lines" if bad else "nothing"
     seconds = round(time.time() - start)
     summary = f"{counts} broken, {seconds} s"
-    print(to_table(rows))
-    print(f"\n{summary}")
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    print_table(console, rows)
+    console.print(f"\n{summary}", style="bold")
     for row in bad:
-        print(f"  {row.what}: {row.verdict}: {row.seen}")
+        console.print(f"  {row.what}: {row.verdict}: {row.seen}")
     report = {"file": file.stem, "parent": parent}
     report |= {"seconds": seconds, "cpu_seconds": cpu_seconds()}
     report["rows"] = [asdict(row) for row in rows]
