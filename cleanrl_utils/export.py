@@ -376,13 +376,13 @@ def largest_difference(expected, outputs):
     return worst
 
 
-def compare(run, graph, policy, envs, steps=STEPS):
+def compare(run, graph, policy, envs):
     """End with an error if an export and load_policy differ while the policy plays."""
     recorder = Recorder(policy, graph)
     obs, _ = envs.reset(seed=0)
     is_last = np.zeros(len(obs), dtype=bool)
     state = tuple(x.numpy() for x in zero_state(graph, len(obs)))
-    for step in range(steps):
+    for step in range(STEPS):
         actions, expected = recorder(obs, is_last)
         outputs = run(torch.as_tensor(obs).cpu().numpy(), *state)
         difference, name = largest_difference(expected, outputs)

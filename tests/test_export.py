@@ -1,5 +1,6 @@
 """cleanrl_utils.export: what is exported acts as load_policy does, over a thousand observations."""
 
+import functools
 import inspect
 import json
 import re
@@ -13,12 +14,26 @@ import pytest
 import torch
 
 from cleanrl_utils import enjoy, export
-from tests.harness import FILES, ROOT, only_run, sees_images, train
+from tests.harness import FILES, ROOT, only_run, train
 from tests.test_contract import TORCH, iteration, small
 
 pytest.importorskip("onnxruntime", reason="needs the extra export")
 FAMILIES = ["ppo", "ppo_continuous_lstm", "td3_continuous_action", "c51"]  # one of each
 OBSERVATIONS = 1000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick():
+    """Each export reads all of ONNX's operators anew, which takes most of its time: here, once.
+    What the export compares itself, in the tool for 1,000 steps, is compared again below."""
+    from torch.onnx._internal.exporter._registration import onnxscript_apis
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            onnxscript_apis, "get_torchlib_ops", functools.cache(onnxscript_apis.get_torchlib_ops)
+        )
+        patch.setattr(export, "STEPS", 50)
+        yield
 
 
 def run_export(monkeypatch, *words):
@@ -130,7 +145,6 @@ def test_onnx_is_load_policy(stem, runs, monkeypatch, capsys):
     from onnxruntime import InferenceSession
 
     run, rng = runs(stem), np.random.default_rng(0)
-    monkeypatch.setattr(export, "STEPS", 20 if sees_images(FILES[stem]) else OBSERVATIONS)
     path = run.parent / "policy.onnx"
     run_export(monkeypatch, run, path)
     assert {x.name for x in path.parent.iterdir() if x.is_file()} == {"policy.onnx"}
