@@ -1,4 +1,5 @@
 import atexit
+import gc
 import os
 import shutil
 import tempfile
@@ -22,6 +23,32 @@ def pytest_addoption(parser):
     parser.addoption(
         "--file", help="test this copy instead: pytest tests/test_ppo.py --file my_ppo.py"
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Importing all tests makes a million objects that stay: none is garbage to look for."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def module_of(nodeid):
+    """What one worker runs: a module, whose tests share fixtures, or the mutations of one file."""
+    module, _, test = nodeid.partition("::")
+    return f"{module}::{test.split(':')[0]}" if "test_mutations" in module else module
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    from xdist.scheduler import LoadScopeScheduling
+
+    scheduler = LoadScopeScheduling(config, log)
+    scheduler._split_scope = module_of
+    return scheduler
 
 
 @pytest.fixture

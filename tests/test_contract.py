@@ -15,6 +15,7 @@ import os
 import pickle
 import random
 import re
+import runpy
 import shutil
 import signal
 import sqlite3
@@ -36,6 +37,7 @@ from tests import probes
 from tests.harness import (
     FILES,
     PPO,
+    ROOT,
     about,
     has_pools,
     only_run,
@@ -278,19 +280,26 @@ BAD_VALUES = {
 @pytest.mark.parametrize("stem", FILES)
 def test_bad_values_get_one_line_that_names_the_flag(tmp_path, stem):
     """Every flag of the file that has a value which cannot work is tried with it."""
-    names = runpy_without_main(FILES[stem])
+    names = runpy.run_path(str(FILES[stem]))
     flags = [name for name in names["Args"].__annotations__ if name in BAD_VALUES]
     assert len(flags) >= 8, flags
     for name in flags:
         flag = f"--{name.replace('_', '-')}"
-        message = refuse(FILES[stem], tmp_path, flag, BAD_VALUES[name])
+        message = refusal_of(names, tmp_path, flag, BAD_VALUES[name])
         assert message.startswith("cannot ") and name in message.replace("-", "_"), (flag, message)
+    assert refuse(FILES[stem], tmp_path, flag, BAD_VALUES[name]) == message, "main asks parse_args"
 
 
-def runpy_without_main(file):
-    import runpy
-
-    return runpy.run_path(str(file))
+def refusal_of(names, folder, *flags):
+    """The message of a file's parse_args alone; the file has been run already."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as refusal:
+        patch.setattr(sys, "argv", [names["__file__"], *map(str, flags)])
+        patch.chdir(folder)
+        names["parse_args"]()
+    message = refusal.value.code
+    assert isinstance(message, str) and message and "\n" not in message
+    assert list(folder.iterdir()) == [], "a refused command must not write"
+    return message
 
 
 @pytest.mark.parametrize("stem", FILES)
@@ -550,7 +559,9 @@ def test_two_runs_of_one_second_do_not_mix(file, tmp_path, monkeypatch):
 # the run folder and the metrics
 
 
+@files(*BLOCKS, slow=[*TORCH, "ppo_jax", "ppo_atari_envpool_xla_jax_scan"])
 def test_run_folder(file, tmp_path, monkeypatch):
+    """The shared block writes it: every other file's is looked at in test_no_episode_is_lost."""
     monkeypatch.setenv("WANDB_TAGS", "pr-7,fast")
     env_id = probe(file, "ConstantValue")
     total = ("--total-timesteps", 2 * iteration(file))
@@ -596,7 +607,10 @@ def test_no_episode_is_lost(file, tmp_path):
         contextlib.redirect_stderr(io.StringIO()) as stderr,
     ):
         train(file, tmp_path, *small(file, *flags, *rollout, *pools))
-    logged = scalars(only_run(tmp_path))
+    run = only_run(tmp_path)
+    assert re.fullmatch(rf"\w*Probe-MarkedLast-v0__{file.stem}__1__\d+", run.name)
+    assert about(run)["args"] == read_checkpoint(run)["args"]
+    logged = scalars(run)
     same_step = ("dqn_jax", "c51_jax", "ppo_jax", "ppo_rnn_jax", "ppo_continuous_action_isaacgym")
     ends = (3, 6, 9, 12, 15, 18) if file.stem in same_step else (3, 7, 11, 15, 19)
     for metric in ("charts/episodic_return", "charts/episodic_length"):
@@ -608,7 +622,7 @@ def test_no_episode_is_lost(file, tmp_path):
         rf"{20 * envs}(\.0)?/{20 * envs}(\.0)? .*step/s, episodic_return=3\.0(, elo=-?\d+)?\]",
         stderr.getvalue(),
     )
-    assert f"run folder: runs{os.sep}{only_run(tmp_path).name}\ndevice: " in stdout.getvalue()
+    assert f"run folder: runs{os.sep}{run.name}\ndevice: " in stdout.getvalue()
 
 
 @files("ppo", "ppo_atari", "dqn", "ppo_continuous_action", slow=PAYS)
@@ -643,16 +657,12 @@ def interrupted(file, folder, flags, after, interval=None, **hooks):
 def test_resume_changes_nothing_but_the_episodes(file, tmp_path):
     """Where there is nothing to an episode, and checkpoints fall between two, a resumed run is the
     uninterrupted one."""
-    flags = small(
-        file,
-        "--total-timesteps",
-        8 * iteration(file),
-        "--env-id",
-        probe(file, "TruncatedEveryStep"),
-    )
+    count, after = (4, 1) if sees_images(file) else (8, 3)  # large networks learn slowly
+    total = ("--total-timesteps", count * iteration(file))
+    flags = small(file, *total, "--env-id", probe(file, "TruncatedEveryStep"))
     train(file, tmp_path / "whole", *flags)
-    run = interrupted(file, tmp_path / "cut", flags, after=3)
-    assert step_of(run) == 3 * iteration(file)
+    run = interrupted(file, tmp_path / "cut", flags, after)
+    assert step_of(run) == after * iteration(file)
     train(file, tmp_path / "cut", "--resume", run)
     whole, cut = map(read_checkpoint, (only_run(tmp_path / "whole"), run))
     for checkpoint in (
@@ -660,7 +670,7 @@ def test_resume_changes_nothing_but_the_episodes(file, tmp_path):
         cut,
     ):  # a resumed run has seen one first observation more of each environment
         checkpoint.get("agent", {}).pop("obs_moments.count", None)
-    assert whole.keys() == cut.keys() and step_of(run) == 8 * iteration(file)
+    assert whole.keys() == cut.keys() and step_of(run) == count * iteration(file)
     assert {name: same(whole[name], cut[name]) for name in whole} == dict.fromkeys(whole, True)
 
 
@@ -780,7 +790,7 @@ def test_resuming_a_finished_run_changes_nothing(file, tmp_path):
     assert same(weights(run), before[0]) and scalars(run) == before[1]
 
 
-@files("ppo", "ppo_atari", "ppo_atari_lstm", "dqn")
+@files("ppo", "dqn", slow=["ppo_atari", "ppo_atari_lstm"])  # the shared block records them
 def test_videos_of_a_resumed_run_stand_beside_the_first(file, tmp_path):
     flags = ("--env-id", probe(file, "MarkedLast")) if "_atari" in file.stem else ()
     flags = small(file, "--total-timesteps", 4 * iteration(file), "--capture-video", *flags)
@@ -1358,24 +1368,52 @@ def test_trackio_offline_really_logs(file, tmp_path):
         assert len(ids) == 1 and max(history[LOSSES[file.stem[:3]]])[0] == 2 * steps
 
 
-@files(*(stem for stem in FILES if "_jax" in stem), "ppo_continuous_action_isaacgym")
-def test_xla_gets_the_flag_for_the_same_bits_on_a_gpu(file, tmp_path):
+FORKS = """if True:
+    import os, runpy, sys
+    import filelock, gymnasium, jax, flax.linen, flax.serialization, numpy, optax, psutil, torch
+    import tyro, torch.utils.tensorboard
+    for file in sys.argv[1].split(os.pathsep):
+        if not os.fork():
+            folder, name = os.path.split(file)
+            os.chdir(folder)
+            told = os.open("stderr", os.O_WRONLY | os.O_CREAT)
+            os.dup2(told, 2)
+            with open("flags") as flags:
+                sys.argv = [file, *flags.read().split()]
+            runpy.run_path(file, run_name="__main__")
+            os._exit(0)
+        _, status = os.wait()
+        print(os.path.basename(file), status)
+"""
+WITH_XLA = [path for stem, path in FILES.items() if "_jax" in stem or "isaacgym" in stem]
+
+
+@needs_fork
+def test_xla_gets_the_flag_for_the_same_bits_on_a_gpu(tmp_path, file=None):
     """XLA reads its flags once, when the first array is made, which some libraries of environments
     do as soon as they are imported: what is set later is ignored without a word. But it ends a
-    program that has a flag which it does not know."""
-    source, flag = file.read_text(), "--xla_gpu_deterministic_ops=true"
-    (tmp_path / file.name).write_text(source.replace(flag, "--xla_of_the_file=true"))
-    environment = os.environ | {"XLA_FLAGS": "--xla_of_the_user=true"}
-    command = [sys.executable, str(tmp_path / file.name), "--num-envs", "32"]
+    program that has a flag which it does not know. One process imports what all files need and no
+    environments, and is forked for each file."""
+    flag, copies = "--xla_gpu_deterministic_ops=true", []
+    for path in [file] if file else WITH_XLA:
+        assert path.read_text().count(flag) == 1, path
+        copies.append(tmp_path / path.stem / path.name)
+        copies[-1].parent.mkdir()
+        copies[-1].write_text(path.read_text().replace(flag, "--xla_of_the_file=true"))
+        flags = map(str, small(path) if sees_images(path) else ("--num-envs", 32))
+        (copies[-1].parent / "flags").write_text(" ".join(flags))
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", FORKS, os.pathsep.join(map(str, copies))],
+        env=os.environ | {"XLA_FLAGS": "--xla_of_the_user=true", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
     )
-    assert source.count(flag) == 1 and done.returncode != 0 and not (tmp_path / "runs").exists(), (
-        done.stderr[-2000:]
-    )
-    assert (
-        "Unknown flags in XLA_FLAGS: --xla_of_the_user=true --xla_of_the_file=true" in done.stderr
-    )
+    assert done.returncode == 0, done.stderr
+    told = "Unknown flags in XLA_FLAGS: --xla_of_the_user=true --xla_of_the_file=true"
+    for line, copy in zip(done.stdout.splitlines(), copies, strict=True):
+        stderr = (copy.parent / "stderr").read_text()
+        assert line.startswith(f"{copy.name} ") and not line.endswith(" 0"), (line, stderr[-2000:])
+        assert told in stderr and not (copy.parent / "runs").exists(), (line, stderr[-2000:])
 
 
 @files("ppo")
