@@ -82,6 +82,18 @@ def test_what_is_gone_is_not_what_is_wrong(tmp_path, capfd, old, new, outcome, s
     assert found[0] == outcome and seen in found[1], found
 
 
+def test_a_test_that_cannot_tell_finds_no_mistake():
+    def test_core_8_the_clip(file):
+        raise AssertionError("the policy must have moved far enough for the clip to matter")
+
+    outcome, seen = outcome_of(test_core_8_the_clip, FILES["ppo"])
+    assert (outcome, seen[:42]) == ("not there", "its test cannot tell: the policy must have")
+    record = {"test": "test_core_8_the_clip", "outcome": outcome, "seen": seen}
+    rows = check.judge_details(parent.list_details("ppo", PPO), [record], PPO)
+    (row,) = (row for row in rows if "[core 8]" in row.what)
+    assert (row.verdict, row.seen) == ("there", f"the code is its parent's; {seen}")
+
+
 # the parent
 
 

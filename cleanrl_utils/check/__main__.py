@@ -58,9 +58,9 @@ def compile_once(folder):
 
 
 def run_tests(copy, own_folder, folder, only):
-    """Each test of the parent on the copy, as dictionaries, from a pytest process for each core."""
-    cores = os.cpu_count() or 1
-    parts, started, reports = min(2, cores), [], []
+    """Each test of the parent on the copy, as dictionaries, from up to two pytest processes."""
+    parts = 1 if only else min(2, os.cpu_count() or 1)
+    started, reports = [], []
     tests = [str(parents.find_tests(copy.stem)), "tests/test_contract.py"]
     quiet = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "cleanrl_utils.check.plugin"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -127,7 +127,8 @@ def judge_details(details, records, source):
         if not tests or worst(tests)["outcome"] in ("skipped", "not there"):
             seen = worst(tests)["seen"] if tests else ""
             if all(line in own_lines for line in detail.lines):
-                rows.append(Row("detail", what, "there", "the code is its parent's"))
+                text = f"the code is its parent's{'; ' * bool(seen)}{seen}"
+                rows.append(Row("detail", what, "there", text))
             elif detail.is_changed:
                 rows.append(Row("detail", what, "changed", "on purpose"))
             else:

@@ -1,7 +1,8 @@
 """What a failing test saw, in plain words.
 
-explain() tells three cases apart: the file does something else (broken), the file stops with an
-error of its own (broken), and the test needs something that the file no longer has (not there)."""
+explain() tells four cases apart: the file does something else (broken), the file stops with an
+error of its own (broken), the test needs something that the file no longer has (not there), and
+the training did not come to what the test is about (not there)."""
 
 import re
 
@@ -21,6 +22,7 @@ PLACES = {
 }
 NO_NEXT_VALUE = "the value of the next observation is not learned from"
 CUT_AS_END = "the file treats truncation as termination"
+NOT_MET = re.compile(r"must (have|matter)")  # in the words of tests: what they need to tell
 
 
 def explain(item, error, file, stderr):
@@ -34,6 +36,8 @@ def explain(item, error, file, stderr):
             flags = re.findall(r"--[a-z][a-z-]+", stderr)
             return "not there", f"a flag of the test is refused: {' '.join(dict.fromkeys(flags))}"
         return "broken", f"stops: {value.code}"
+    if isinstance(value, AssertionError) and NOT_MET.search(shorten(value)):
+        return "not there", f"its test cannot tell: {shorten(value)}"
     if isinstance(value, AssertionError | pytest.fail.Exception):
         words = ""
         for pattern, tell in TELLERS.items():
