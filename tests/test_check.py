@@ -1,9 +1,11 @@
 """python -m cleanrl_utils.check: the ten mistakes are named, a copy is clean, runs are placed."""
 
+import html
 import importlib
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -359,3 +361,48 @@ def test_published_runs_are_inside_their_own_bands():
             assert len(band["steps"]) >= bands.POINTS // 2, (path, band["env_id"])
             rows = np.stack([band["steps"], band["min"], band["steps"]], axis=1)
             assert bands.make_floor(band)[-1] <= rows[-1, 1]
+
+
+def test_the_page_shows_the_report():
+    """docs/idea-to-evidence.md has lines of the picture beside them, scripts/draw_terminal.py's."""
+    page = (ROOT / "docs" / "idea-to-evidence.md").read_text()
+    svg = (ROOT / "docs" / "idea-to-evidence" / "check.svg").read_text()
+    picture = html.unescape(svg).replace("\xa0", " ")
+    assert not re.search(r"url\(['\"]?http", svg), "it loads something"
+    (block,) = re.findall(r"```text\n(cleanrl/my_ppo.py grew out of.*?)```", page, re.S)
+    parts = {part[:30] for part in re.split(r"\n|  +", block) if part not in ("", "...")}
+    assert len(parts) > 20 and [part for part in sorted(parts) if part not in picture] == []
+
+
+@pytest.mark.parametrize(
+    ("speeds", "verdict", "words"),
+    [
+        ([[100, 90], [100, 110]], "there", "0.90 times its parent (100 and 90 steps/s, parent"),
+        ([[80, 80], [100, 100]], "slow", "0.80 times"),
+        ([[80, 100], [100, 100]], "there", "0.89 times"),
+        ([[None, 80], [100, 100]], "slow", "0.80 times its parent (80 steps/s, parent 100)"),
+        ([[None, 80], [100, None]], "skipped", "too few steps"),
+    ],
+)
+def test_a_copy_is_slow_if_both_rounds_say_so(speeds, verdict, words, monkeypatch):
+    pairs = {
+        side: [SimpleNamespace(steps=speed) for speed in both]
+        for side, both in zip(("copy", "parent"), speeds, strict=True)
+    }
+    monkeypatch.setattr(race, "speed", lambda steps: steps)
+    row = check.judge_speed("CartPole-v1", pairs)
+    assert row.verdict == verdict and words in row.seen
+
+
+@pytest.mark.parametrize(
+    ("parent", "default", "task"),
+    [
+        ("ppo", "CartPole-v1", "CartPole-v1"),
+        ("ppo_continuous_action", "HalfCheetah-v4", "InvertedPendulum-v4"),
+        ("ppo_continuous_action_jax", "brax/ant", "brax/ant"),  # its runs are called brax-ant
+        ("dqn_atari", "BreakoutNoFrameskip-v4", "PongNoFrameskip-v4"),
+        ("ppo_atari_lstm", "BreakoutNoFrameskip-v4", "BreakoutNoFrameskip-v4"),  # no published runs
+    ],
+)
+def test_the_task_of_the_training(parent, default, task):
+    assert race.choose_task(parent, default) == task

@@ -101,8 +101,8 @@ def place_rows(rows, band):
         numbers += ", from which the published runs do not differ yet"
     is_below = returns < floor[:reached]
     if is_below[-1]:
-        since = now if is_below.all() else now - int(np.argmin(is_below[::-1])) + 1
-        since = 0 if is_below.all() else since
+        inside = np.flatnonzero(~is_below)
+        since = inside[-1] + 1 if len(inside) else 0
         if last <= random + gained and floor[now] > random + gained:
             return Place("dead", f"dead, no better than the random policy: {numbers}")
         if now - since >= 1 or reached == len(steps):

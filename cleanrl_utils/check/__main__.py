@@ -1,9 +1,11 @@
 import ast
 import json
+import math
 import os
 import re
 import sys
 import tempfile
+import textwrap
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,10 +14,12 @@ import tyro
 from rich.console import Console
 from rich.text import Text
 
-from cleanrl_utils import check, processes
-from cleanrl_utils.check import explain
+from cleanrl_utils import check, processes, runs
+from cleanrl_utils.bands import place_run, read_bands
+from cleanrl_utils.check import explain, race
 from cleanrl_utils.check import parent as parents
 from cleanrl_utils.check.parent import FILES, ROOT
+from cleanrl_utils.check.plugin import CONTRACT
 
 COLORS = {"there": "green", "changed": "cyan", "skipped": "dim", "not there": "yellow"}
 BAD = ("broken", "missing", "slow", "below", "dead")
@@ -149,8 +153,6 @@ def judge_details(details, records, source):
 
 def judge_others(details, records):
     """Rows for known answers and the contract; what passed elsewhere is one row."""
-    from cleanrl_utils.check.plugin import CONTRACT
-
     if any(explain.NO_NEXT_VALUE in record["seen"] for record in records):  # whatever the end is
         for record in records:
             record["seen"] = record["seen"].replace(f": {explain.CUT_AS_END}", "")
@@ -198,40 +200,49 @@ def judge_flags(source, parent):
 
 def judge_race(file, parent, folder):
     """Speed, profile and a short training beside the parent."""
-    from cleanrl_utils.bands import place_run
-    from cleanrl_utils.check import race
-
     default = parents.read_defaults(FILES[parent].read_text())["env_id"][0]
     task = race.choose_task(parent, ast.literal_eval(default))
-    runs = race.race(file, FILES[parent], folder, task)
-    rows, speeds = [], {name: [race.speed(run[1]) for run in both] for name, both in runs.items()}
-    if failed := [run for run in runs["copy"] if run[0] is None]:
-        return [Row("speed", f"trains on {task}", "broken", why_it_failed(failed[0][4]))]
-    ratios = [a / b for a, b in zip(speeds["copy"], speeds["parent"], strict=True) if a and b]
-    if ratios:
-        ratio = (ratios[0] * ratios[-1]) ** 0.5
-        seen = f"{ratio:.2f} times its parent ({' and '.join(f'{x:.0f}' for x in speeds['copy'])}"
-        seen += f" steps/s, parent {' and '.join(f'{x:.0f}' for x in speeds['parent'])})"
-        rows.append(Row("speed", f"on {task}", "slow" if max(ratios) < SLOW else "there", seen))
-    else:
-        rows.append(Row("speed", f"on {task}", "skipped", "too few steps to measure"))
-    shares, theirs = (race.shares_of([r[3] for r in runs[side]]) for side in ("copy", "parent"))
-    told = [f"{part} {share:.0%} ({theirs.get(part, 0):.0%})" for part, share in shares.items()]
-    rows.append(Row("profile", "share of the time (parent)", "there", ", ".join(told)))
-    for seed, run in enumerate(runs["copy"], 1):
-        place = place_run(run[0], parent)
-        verdict = {"inside": "there", "above": "there", "early": "skipped", "unknown": "skipped"}
-        verdict = verdict.get(place.verdict, place.verdict)
-        rows.append(Row("training", f"{task}, seed {seed}", verdict, place.line))
+    pairs = race.race(file, FILES[parent], folder, task)
+    for run in pairs["copy"]:
+        if run.folder is None:
+            why = processes.why(run.output, 1)[:200]
+            return [Row("speed", f"trains on {task}", "broken", why)]
+    rows = [judge_speed(task, pairs), judge_profile(pairs)]
+    for seed, run in enumerate(pairs["copy"], 1):
+        rows.append(judge_training(f"{task}, seed {seed}", run, parent))
     return rows
 
 
-def why_it_failed(output):
-    return processes.why(output, 1)[:200]
+def judge_speed(task, pairs):
+    own = [race.speed(run.steps) for run in pairs["copy"]]
+    theirs = [race.speed(run.steps) for run in pairs["parent"]]
+    rounds = [(a, b) for a, b in zip(own, theirs, strict=True) if a and b]
+    if not rounds:
+        return Row("speed", f"on {task}", "skipped", "too few steps to measure")
+    ratios = [a / b for a, b in rounds]
+    told = " and ".join(f"{a:.0f}" for a, _ in rounds)
+    told_theirs = " and ".join(f"{b:.0f}" for _, b in rounds)
+    mean = math.prod(ratios) ** (1 / len(ratios))
+    seen = f"{mean:.2f} times its parent ({told} steps/s, parent {told_theirs})"
+    return Row("speed", f"on {task}", "slow" if max(ratios) < SLOW else "there", seen)
+
+
+def judge_profile(pairs):
+    own, theirs = (race.shares_of([r.profile for r in pairs[side]]) for side in ("copy", "parent"))
+    told = [f"{part} {share:.0%} ({theirs.get(part, 0):.0%})" for part, share in own.items()]
+    return Row("profile", "share of the time (parent)", "there", ", ".join(told))
+
+
+def judge_training(what, run, parent):
+    place = place_run(run.folder, parent)
+    verdicts = {"inside": "there", "above": "there", "early": "skipped", "unknown": "skipped"}
+    return Row("training", what, verdicts.get(place.verdict, place.verdict), place.line)
 
 
 def print_table(console, rows):
     width = min(60, max(len(row.what) for row in rows))
+    indent = width + 13  # of the last column, which is wrapped in a terminal
+    room = max(30, console.width - indent) if console.is_terminal else sys.maxsize
     part = None
     for row in rows:
         if row.part != part:
@@ -240,7 +251,8 @@ def print_table(console, rows):
         what = row.what if len(row.what) <= width else row.what[: width - 1] + "…"
         line = Text(f"  {what.ljust(width)}  ")
         line.append(row.verdict.ljust(9), style=COLORS.get(row.verdict, "bold red"))
-        line.append(f"  {row.seen}")
+        seen = textwrap.wrap(row.seen, room)
+        line.append("  " + f"\n{' ' * indent}".join(seen))
         line.rstrip()
         console.print(line)
 
@@ -255,9 +267,6 @@ def to_markdown(name, parent, rows, summary):
 
 
 def say_where_a_run_lies(folder, against):
-    from cleanrl_utils import runs
-    from cleanrl_utils.bands import place_run, read_bands
-
     if not Path(folder).is_dir():
         raise SystemExit(f"there is no folder {folder}")
     with runs.explain(folder):

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,14 @@ from cleanrl_utils.events import read_events
 SECONDS = 40  # of each of two rounds, after which cores and seeds are swapped
 WARM_UP = 0.25  # share of a round that does not count
 TASKS = ("CartPole-v1", "InvertedPendulum-v4", "Pong-v5", "Breakout-MinAtar")
+
+
+@dataclass
+class Run:
+    folder: Path | None  # None if the program ended before it made one
+    steps: np.ndarray  # rows (step, logged SPS, seconds)
+    profile: dict  # {part: how often the sampler saw it}
+    output: str
 
 
 def choose_task(parent, default):
@@ -41,15 +50,16 @@ def start(file, folder, seed, task, core):
 
 
 def read(folder):
-    """(run folder, SPS rows, episodes, profile, output) of a run."""
-    output = (folder / "output").read_text(errors="replace")
+    """What a program left in its folder."""
     run = next(iter(sorted(folder.glob("runs/*/"))), None)
     scalars = read_events(run, cache=False)[0] if run else {}
     profile = folder / "profile.json"
-    shares = json.loads(profile.read_text()) if profile.exists() else {}
-    nothing = np.zeros((0, 3))
-    episodes = scalars.get("charts/episodic_return", nothing)
-    return run, scalars.get("charts/SPS", nothing), episodes, shares, output
+    return Run(
+        folder=run,
+        steps=scalars.get("charts/SPS", np.zeros((0, 3))),
+        profile=json.loads(profile.read_text()) if profile.exists() else {},
+        output=(folder / "output").read_text(errors="replace"),
+    )
 
 
 def speed(rows):
