@@ -20,6 +20,8 @@ from pathlib import Path
 
 import tyro
 
+from cleanrl_utils.errors import explain, printable
+
 CLEANRL = Path(__file__).parent.parent / "cleanrl"
 CONTEXT = 3  # lines shown around a change
 MARKS = {"same": " ", "changed": "|", "removed": "<", "added": ">"}
@@ -79,10 +81,8 @@ def read_lines(name):
         nearest = get_close_matches(path.stem, names, n=1)
         hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(names)}"
         raise SystemExit(f"no file called {name}, neither in cleanrl/ nor as a path: {hint}")
-    try:
+    with explain(f"read {name}"):
         return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    except (OSError, UnicodeError) as error:
-        raise SystemExit(f"cannot read {name}: {error}") from None
 
 
 def find_header(lines):
@@ -91,13 +91,15 @@ def find_header(lines):
         body = ast.parse("\n".join(lines)).body
     except (SyntaxError, ValueError):  # not Python, or not yet
         return set()
-    spans = [
-        (1, node.end_lineno if isinstance(node, ast.Expr) else node.lineno - 1) for node in body[:1]
-    ]
+    header = set()
+    if body:
+        is_docstring = isinstance(body[0], ast.Expr)
+        header |= set(range(1, body[0].end_lineno + 1 if is_docstring else body[0].lineno))
     for node in body:
         if isinstance(node, ast.ClassDef) and node.name == "Args":
-            spans.append((min(n.lineno for n in (node, *node.decorator_list)), node.end_lineno))
-    return {number for first, last in spans for number in range(first, last + 1)}
+            first = min(n.lineno for n in (node, *node.decorator_list))
+            header |= set(range(first, node.end_lineno + 1))
+    return header
 
 
 def align(old, new):
@@ -128,11 +130,11 @@ def split_words(old, new):
     words = SequenceMatcher(None, a, b, autojunk=False)
     if words.ratio() < 0.5:
         return [(old, False)], [(new, False)]
-    pieces = [
-        ("".join(a[i1:i2]), "".join(b[j1:j2]), tag != "equal")
-        for tag, i1, i2, j1, j2 in words.get_opcodes()
-    ]
-    return [(x, changed) for x, _, changed in pieces], [(y, changed) for _, y, changed in pieces]
+    left, right = [], []
+    for tag, i1, i2, j1, j2 in words.get_opcodes():
+        left.append(("".join(a[i1:i2]), tag != "equal"))
+        right.append(("".join(b[j1:j2]), tag != "equal"))
+    return left, right
 
 
 def compare(old, new):
@@ -145,16 +147,12 @@ def compare(old, new):
         left, right = split_words(x, y)
         rows.append((kind, i or "", left, j or "", right))
         counts[kind, i in old_header or j in new_header] += 1
-    numbers = [
-        counts[kind, in_header]
+    code, header = (
+        [counts[kind, in_header] for kind in ("removed", "added", "changed")]
         for in_header in (False, True)
-        for kind in ("removed", "added", "changed")
-    ]
-    summary = (
-        "{} lines removed, {} added, {} changed; "
-        "in flags and header {} removed, {} added, {} changed"
     )
-    return rows, summary.format(*numbers)
+    summary = "{} lines removed, {} added, {} changed".format(*code)
+    return rows, summary + "; in flags and header {} removed, {} added, {} changed".format(*header)
 
 
 def cut(rows, whole):
@@ -170,21 +168,14 @@ def render_terminal(rows, width, colour, whole):
 
     def wrap(pieces, code):
         """The lines of one cell, each as wide as its column."""
-        cell = [
-            (c if c.isprintable() else "?", changed)
-            for text, changed in pieces
-            for c in text.expandtabs(4)
-        ]
+        cell = [(c, changed) for text, changed in pieces for c in printable(text.expandtabs(4))]
         for k in range(0, max(len(cell), 1), column):
             line = cell[k : k + column]
-            runs = [
-                ("".join(c for c, _ in run), ";7" * changed)
-                for changed, run in groupby(line, key=lambda x: x[1])
-            ]
-            text = "".join(
-                f"\033[{code}{emphasis}m{run}\033[0m" if colour and code else run
-                for run, emphasis in runs
-            )
+            text = ""
+            for changed, run in groupby(line, key=lambda x: x[1]):
+                run = "".join(c for c, _ in run)
+                emphasis = ";7" if changed else ""
+                text += f"\033[{code}{emphasis}m{run}\033[0m" if colour and code else run
             yield text + " " * (column - len(line))
 
     lines = []
@@ -204,27 +195,21 @@ def render_rows(rows, whole):
     """The rows as tables of a web page, unchanged stretches folded away."""
 
     def cell(pieces, tag):
-        return "".join(
-            f"<{tag}>{escape(text)}</{tag}>" if changed and text else escape(text)
-            for text, changed in pieces
-        )
+        marked = ""
+        for text, changed in pieces:
+            marked += f"<{tag}>{escape(text)}</{tag}>" if changed and text else escape(text)
+        return marked
 
     body = []
     for is_shown, stretch in cut(rows, whole):
-        cells = [
-            (kind, i, cell(left, "del"), j, cell(right, "ins"))
-            for kind, i, left, j, right in stretch
-        ]
-        lines = "\n".join(
-            '<tr class="{}"><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>'.format(*row)
-            for row in cells
-        )
-        table = f"<table>\n{lines}\n</table>"
-        body.append(
-            table
-            if is_shown
-            else f"<details><summary>unchanged lines: {len(stretch)}</summary>\n{table}</details>"
-        )
+        lines = ["<table>"]
+        for kind, i, left, j, right in stretch:
+            old, new = cell(left, "del"), cell(right, "ins")
+            cells = f"<td>{i}</td><td>{old}</td><td>{j}</td><td>{new}</td>"
+            lines.append(f'<tr class="{kind}">{cells}</tr>')
+        table = "\n".join([*lines, "</table>"])
+        summary = f"<summary>unchanged lines: {len(stretch)}</summary>"
+        body.append(table if is_shown else f"<details>{summary}\n{table}</details>")
     return "\n".join(body)
 
 
@@ -236,24 +221,18 @@ if __name__ == "__main__":
     args = tyro.cli(Args, prog="python -m cleanrl_utils.diff", description=__doc__)
     old, new = read_lines(args.old), read_lines(args.new)
     rows, summary = compare(old, new)
-    heading = (
-        f"{args.old} and {args.new} are identical"
-        if old == new
-        else f"{args.old} -> {args.new}: {summary}"
-    )
+    heading = f"{args.old} -> {args.new}: {summary}"
+    if old == new:
+        heading = f"{args.old} and {args.new} are identical"
     if args.html:
-        try:
+        page = render_html(rows, f"{args.old} → {args.new}", summary, args.all)
+        with explain(f"write {args.html}"):
             Path(args.html).parent.mkdir(parents=True, exist_ok=True)
-            Path(args.html).write_text(
-                render_html(rows, f"{args.old} → {args.new}", summary, args.all), encoding="utf-8"
-            )
-        except OSError as error:
-            raise SystemExit(f"cannot write {args.html}: {error.strerror}") from None
+            Path(args.html).write_text(page, encoding="utf-8")
     elif old != new:
         colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        heading += "\n" + render_terminal(
-            rows, max(80, shutil.get_terminal_size().columns), colour, args.all
-        )
+        width = max(80, shutil.get_terminal_size().columns)
+        heading += "\n" + render_terminal(rows, width, colour, args.all)
     try:
         print(heading, flush=True)
     except BrokenPipeError:  # head or less has seen enough

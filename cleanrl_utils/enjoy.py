@@ -73,7 +73,7 @@ class Args:
 
 def read_run(run_folder):
     """What run.json says. It may be a stranger's: nothing of it is executed."""
-    with runs.explain(run_folder):
+    with explain(f"read {run_folder}/run.json"):
         return runs.read_run(run_folder)
 
 

@@ -33,6 +33,8 @@ EXTRAS = {  # extra of pyproject.toml: modules that it installs
     "hub": "huggingface_hub matplotlib safetensors",
     "export": "onnx onnxruntime onnxscript safetensors",
 }
+# errors whose message is a riddle without their name
+SAY_LITTLE = LookupError | AssertionError | ImportError | TypeError | AttributeError
 
 
 @contextmanager
@@ -43,7 +45,7 @@ def explain(attempt):
     except Exception as error:
         if os.environ.get("CLEANRL_TRACEBACK"):
             raise
-        raise SystemExit(f"cannot {attempt}: {one_line(error)}") from None
+        raise SystemExit(printable(f"cannot {attempt}: {one_line(error)}")) from None
 
 
 def one_line(error):
@@ -53,8 +55,20 @@ def one_line(error):
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     message = shorten(str(error))
-    says_little = isinstance(error, LookupError | AssertionError | ImportError) or not message
-    return f"{type(error).__name__}: {message}".removesuffix(": ") if says_little else message
+    if message and not isinstance(error, SAY_LITTLE):
+        return message
+    return f"{type(error).__name__}: {message}".removesuffix(": ")
+
+
+def printable(text):
+    """Text with ? for line ends, cursor movement and bidirectional marks."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def plain(value, most=120):
+    """A value on one line, without control characters and not longer than most."""
+    text = printable(str(value)[: most + 1])
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def shorten(text, length=400):

@@ -33,8 +33,9 @@ from pathlib import Path
 
 import numpy as np
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.util.tensor_util import make_ndarray
 
-CACHE, FORMAT = "events.cache.npz", 1
+CACHE, FORMAT = "events.cache.npz", 2
 LARGEST_SCALARS = 4096  # bytes; longer records are images and the like
 MOST_LAYOUTS = 100  # of records of one length; if there are more, the others are parsed one by one
 CASTAGNOLI = 0x82F63B78  # the polynomial of CRC-32C, bits reversed
@@ -121,6 +122,19 @@ def find_layout(record, event):
     return (step_bytes, places) if places else None
 
 
+def find_number(value):
+    """The number of a summary, also in TensorFlow 2's form, a tensor; None where it has none."""
+    if value.HasField("simple_value"):
+        return value.simple_value
+    is_scalar = value.metadata.plugin_data.plugin_name == "scalars"
+    if not is_scalar or value.tensor.tensor_shape.dim:
+        return None
+    try:
+        return float(make_ndarray(value.tensor))
+    except (TypeError, ValueError):  # a text
+        return None
+
+
 def decode(data, starts, lengths):
     """{tag: [arrays of rows (record, step, value, time)]}, restarts as (record, step), bad records.
 
@@ -144,8 +158,8 @@ def decode(data, starts, lengths):
             layout = find_layout(record, event) if layouts < MOST_LAYOUTS else None
             if not layout:
                 for value in event.summary.value:
-                    if value.HasField("simple_value"):
-                        row = [number, event.step, value.simple_value, event.wall_time]
+                    if (scalar := find_number(value)) is not None:
+                        row = [number, event.step, scalar, event.wall_time]
                         scalars.setdefault(value.tag, []).append(np.array([row], dtype=np.float64))
                 if event.session_log.status == SessionLog.START:
                     restarts.append((number, event.step))

@@ -312,7 +312,7 @@ def push(run_folder, hf_entity, private=False, episodes=10, file=None, env_id=No
     algorithm = enjoy.import_algorithm(run["file"], file)
     if missing_names := {"env_id", "exp_name", "seed"} - args.keys():
         names = ", ".join(sorted(missing_names))
-        raise SystemExit(f"{run_folder} is not the folder of a run: run.json does not tell {names}")
+        raise SystemExit(f"cannot read {run_folder}/run.json: it does not tell {names}")
     repo_id = f"{hf_entity}/{repo_name(args['env_id'], args['exp_name'], args['seed'])}"
     with tempfile.TemporaryDirectory() as staging:
         folder = Path(staging)
@@ -422,7 +422,7 @@ def check_run(repo_id, run_folder):
     """Refuse flags that are no plain words on a command line: nothing else reaches a file."""
     run = enjoy.read_run(run_folder)
     try:
-        runs.printable(run["file"], "file")
+        runs.require_printable(run["file"], "file")
         for name, value in run["args"].items():
             runs.to_words(name, value)
     except ValueError as error:

@@ -16,7 +16,8 @@ from pathlib import Path
 import tyro
 
 from cleanrl_utils import runs
-from cleanrl_utils.runs import printable, require, to_words
+from cleanrl_utils.errors import explain
+from cleanrl_utils.runs import require, require_printable, to_words
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -73,9 +74,9 @@ def check(run):
     is_number = 0 < int(run.get("world_size", 1)) < 2**16
     require(is_number, "world_size is not a number of processes")
     for tag in run.get("tags", []):
-        printable(tag, "a tag")
-    printable(run.get("device", ""), "device")
-    printable(str(run["args"]["env_id"]), "env_id")
+        require_printable(tag, "a tag")
+    require_printable(run.get("device", ""), "device")
+    require_printable(str(run["args"]["env_id"]), "env_id")
     int(run["args"]["seed"])
     return run
 
@@ -93,7 +94,7 @@ def pinned(packages):
 
 def main():
     args = tyro.cli(Args, prog="python -m cleanrl_utils.reproduce", description=__doc__)
-    with runs.explain(args.run_folder):
+    with explain(f"read {args.run_folder}/run.json"):
         script = list(commands(args.run_folder))  # all of it, or nothing
     print("\n".join(script))
 

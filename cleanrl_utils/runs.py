@@ -8,12 +8,12 @@
         scalars, problems = read_events(folder)
         print(folder, runs.last_step(scalars), runs.is_finished(run, scalars))
 
-A run folder may be a stranger's: nothing in it is executed, and its text is printed with plain().
+A run folder may be a stranger's: nothing in it is executed, and its text is printed with
+errors.plain().
 """
 
 import json
 import re
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +24,6 @@ LARGEST_JSON = 2**24  # bytes
 def require(condition, problem):
     if not condition:
         raise ValueError(problem)
-
-
-def plain(value, most=120):
-    """Text on one line, without control characters and not longer than most."""
-    text = "".join(c if c.isprintable() else "?" for c in str(value)[: most + 1])
-    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def find_runs(parent="runs"):
@@ -67,23 +61,12 @@ def read_json(path):
 def read_run(folder):
     """run.json as a dictionary, which has the name of the algorithm's file and the flags in args.
 
-    Raises whatever is wrong with it: see explain. The values may be a stranger's, of any type.
+    Raises whatever is wrong with it. The values may be a stranger's, of any type.
     """
     run = read_json(Path(folder, "run.json"))
     run["args"] = dict(run["args"])
     run["file"] = run.get("file") or run["args"]["exp_name"] + ".py"
     return run
-
-
-@contextmanager
-def explain(folder):
-    """Report what is wrong with a run.json that is read inside as one line."""
-    try:
-        yield
-    except Exception as error:
-        reason = f"run.json: {type(error).__name__}: {error}"
-        problem = plain(f"{folder} is not the folder of a run: {reason}", 300)
-        raise SystemExit(problem) from None
 
 
 def last_step(scalars):
@@ -109,7 +92,7 @@ def read_evaluation(folder, env_id, global_step, episodes):
         return None
 
 
-def printable(text, what):
+def require_printable(text, what):
     """Text without control characters: no line ends, cursor movement or bidirectional marks."""
     require(isinstance(text, str) and text.isprintable(), f"{what} is not plain text")
     return text
@@ -127,7 +110,7 @@ def to_words(name, value):
     for part in values:
         known = isinstance(part, str | int | float) and not isinstance(part, bool)
         require(known, f"{name} is of no known type")
-    values = [printable(str(part), name) for part in values]
+    values = [require_printable(str(part), name) for part in values]
     if len(values) == 1 and values[0].startswith("-"):  # or it would be read as a flag
         return [f"--{flag}={values[0]}"]
     return [f"--{flag}", *values]

@@ -319,9 +319,9 @@ def tell(run, **entries):
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda run: remove(run, "run.json"), "is not the folder of a run"),
-        (lambda run: (run / "run.json").write_text("[]"), "is not the folder of a run"),
-        (lambda run: (run / "run.json").write_text("[" * 100_000), "RecursionError"),
+        (lambda run: remove(run, "run.json"), "/run.json: "),
+        (lambda run: (run / "run.json").write_text("[]"), "/run.json: "),
+        (lambda run: (run / "run.json").write_text("[" * 100_000), "maximum recursion depth"),
         (lambda run: remove(run, "checkpoint.pt"), "cannot load the checkpoint"),
         (lambda run: (run / "checkpoint.pt").write_bytes(b"no"), "cannot load the checkpoint"),
         (
@@ -433,7 +433,7 @@ def test_enjoy_a_model_of_the_hub(run, tmp_path, monkeypatch, capsys):
         ),
         (["hf://me/no/such"], "it should be entity/repository"),
         (["no-such-folder", "--snapshots"], "there is no folder no-such-folder"),
-        (["no-such-folder", "--grid"], "is not the folder of a run"),
+        (["no-such-folder", "--grid"], "/run.json: "),
     ],
 )
 def test_enjoy_without_a_run(tmp_path, monkeypatch, words, answer):

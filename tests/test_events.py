@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+from tensorboard.plugins.scalar import metadata as scalars_plugin
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.util.tensor_util import make_tensor_proto
 from torch.utils.tensorboard import SummaryWriter
 
 from cleanrl_utils.events import CACHE, checksums, parse, read_events
@@ -84,6 +86,31 @@ def test_all_that_a_writer_can_write_is_read_as_tensorboard_reads_it(tmp_path):
     read, expected = shown(tmp_path), scalars(tmp_path)
     assert read.keys() == expected.keys() and len(read) == 306
     assert all(np.array_equal(read[tag], expected[tag], equal_nan=True) for tag in expected)
+
+
+def test_tensors_of_tensorflow_2_are_scalars_too(tmp_path):
+    """As tf.summary writes them, for JAX too: a tensor of rank 0 and its plugin's name."""
+    writer = EventFileWriter(str(tmp_path))
+    tensors = {
+        "loss": make_tensor_proto(0.5, np.float32),
+        "count": make_tensor_proto(2**40, np.int64),
+        "vector": make_tensor_proto([1.0, 2.0], np.float32),
+        "text": make_tensor_proto("no number"),
+    }
+    for step in (1, 300):
+        for tag, tensor in tensors.items():
+            metadata = scalars_plugin.create_summary_metadata("", "")
+            value = Summary.Value(tag=tag, tensor=tensor, metadata=metadata)
+            writer.add_event(Event(wall_time=step, step=step, summary=Summary(value=[value])))
+        image = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="images"))
+        value = Summary.Value(tag="image", tensor=tensors["loss"], metadata=image)
+        writer.add_event(Event(wall_time=step, step=step, summary=Summary(value=[value])))
+    writer.close()
+    with SummaryWriter(tmp_path) as torch_writer:
+        torch_writer.add_scalar("new", 0.25, 7, new_style=True)
+    expected = {"loss": [(1, 0.5), (300, 0.5)], "count": [(1, 2**40), (300, 2**40)]}
+    assert shown(tmp_path) == expected | {"new": [(7, 0.25)]}
+    assert read_events(tmp_path)[1] == []
 
 
 def test_seconds_stand_still_between_stop_and_resume(tmp_path):

@@ -241,7 +241,7 @@ def test_bad_input_gets_one_line(runs, tmp_path, monkeypatch):
     for words, line in {
         (run, "policy.pt"): r"policy.pt does not end in \.onnx, \.safetensors, \.json",
         (run, tmp_path / "none" / "policy.onnx"): "there is no folder",
-        (tmp_path, "policy.onnx"): "is not the folder of a run",
+        (tmp_path, "policy.onnx"): "/run.json: No such file",
         (run, tmp_path / "x.json", "--file", tmp_path / "none.py"): "there is no .*none.py",
         (runs("ppo_continuous_lstm"), tmp_path / "x.json"): "multilayer perceptrons only",
     }.items():

@@ -114,9 +114,14 @@ def start(folder, *words, **environment):
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
-def rlops(folder, *words):
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def rlops(folder, *words, out=None):
     """The same within this process, where what it imports is there already."""
-    out, err, code = io.StringIO(), io.StringIO(), 0
+    out, err, code = out or io.StringIO(), io.StringIO(), 0
     with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             main(tyro.cli(Args, args=list(map(str, words))))
@@ -349,11 +354,8 @@ def test_a_lower_loss_is_better_and_has_its_name(tmp_path):
     done = rlops(tmp_path, *sides, "losses/value_loss", "--report")
     assert "ppo v2 - ppo v1 = -3.00" in done.stdout and "worse" not in done.stdout
     assert "Scores are 0 for the most and 1 for the least" in done.stdout
-    score = {
-        side: float(re.search(rf"^ppo {side} +(\S+) ", done.stdout, re.M)[1])
-        for side in ("v1", "v2")
-    }
-    assert score["v2"] > 0.98 and score["v1"] < 0.05
+    v1, v2 = re.search(r"^mean  +(\S+) \[.*?\]  +(\S+) \[", done.stdout, re.M).groups()
+    assert float(v1) < 0.05 and float(v2) > 0.98
     table, page = ((tmp_path / f"compare.{kind}").read_text() for kind in ("md", "html"))
     assert "| final value loss |" in table and "<h2>Final value loss</h2>" in page
     done = rlops(tmp_path, *sides, "charts/SPS")
@@ -398,6 +400,40 @@ def test_the_curve_over_all_environments_needs_no_common_time(tmp_path):
     titles = {chart["title"]: list(chart["axes"]) for chart in data["charts"]}
     assert titles["2 environments: interquartile mean score"] == ["steps"]
     assert titles["A-v0"] == ["steps", "time"]
+
+
+def test_tables_fit_the_terminal(tmp_path, monkeypatch):
+    """Cells fold where the terminal is too narrow, and none is lost."""
+    for env_id in ("MountainCarContinuous-v0", "Acrobot-v1"):
+        make_sides(tmp_path / "runs", {"with-a-long-name": [100, 104]}, env_id=env_id)
+        make_sides(tmp_path / "runs", {"x": [50, 52, 54]}, env_id=env_id)
+    words = "--exp-name ppo --tags with-a-long-name x".split()
+    wide = rlops(tmp_path, *words).stdout
+    assert max(map(len, wide.splitlines())) > 80
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = rlops(tmp_path, *words, out=Terminal()).stdout
+    final, scores = narrow.split("\n\n")[:2]
+    assert max(map(len, final.splitlines() + scores.splitlines()[1:])) <= 80
+    values = re.findall(r"\d+\.\d+", wide)
+    assert len(values) > 30 and set(values) <= set(re.findall(r"\d+\.\d+", narrow))
+
+
+def test_one_side_has_no_probability_of_improvement(tmp_path):
+    make_sides(tmp_path / "runs", {"v1": [100, 104]})
+    done = rlops(tmp_path, "--report")
+    assert "interquartile mean" in done.stdout and "improvement" not in done.stdout
+    for name in ("compare.md", "compare.html"):
+        assert "improvement" not in (tmp_path / name).read_text()
+
+
+def test_bands_are_of_returns(tmp_path):
+    """Of a published file and environment: where the runs lie is said of nothing but returns."""
+    for seed in (1, 2):
+        run = make_run(tmp_path / "runs", seed, curve(100))
+        about = json.loads((run / "run.json").read_text())
+        (run / "run.json").write_text(json.dumps(about | {"file": "ppo.py"}))
+    assert "runs inside the band of the published ones" in rlops(tmp_path).stderr
+    assert "band" not in rlops(tmp_path, "--metric", "charts/SPS").stderr
 
 
 def test_published_data_is_a_side(tmp_path):
@@ -526,7 +562,7 @@ def test_atari_is_measured_by_random_play_and_humans(tmp_path):
         "Scores are 0 for random play and 1 for a human, as published: ALE/Pong-v5, "
         "BreakoutNoFrameskip-v4." in done.stdout
     )
-    v1, v2 = re.findall(r"^ppo v\d  +(\S+)  +\S+  +\S", done.stdout, re.M)
+    v1, v2 = re.search(r"^mean  +(\S+)  +(\S+)$", done.stdout, re.M).groups()
     assert (abs(float(v1)), float(v2)) == (0, 1)
     assert "mean score of 2 environments: ppo v2 - ppo v1 = 1.00" in done.stdout
 

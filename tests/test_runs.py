@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-from cleanrl_utils import runs
+from cleanrl_utils import errors, runs
 from cleanrl_utils.events import read_events
 from tests.harness import PPO, only_run, train
 
@@ -50,10 +50,10 @@ def test_run_folders_are_found_and_a_journal_is_none(ppo_run, tmp_path):
 def test_what_is_no_run_is_one_line(tmp_path, text):
     if text is not None:
         (tmp_path / "run.json").write_text(text)
-    with pytest.raises(SystemExit) as refusal, runs.explain(f"{tmp_path}\x1b"):
+    with pytest.raises(SystemExit) as refusal, errors.explain(f"read {tmp_path}\x1b"):
         runs.read_run(tmp_path)
     problem = refusal.value.code
-    assert "is not the folder of a run: run.json: " in problem and problem.isprintable()
+    assert problem.startswith(f"cannot read {tmp_path}?: ") and problem.isprintable()
 
 
 def test_an_evaluation_counts_only_for_its_environment_checkpoint_and_episodes(tmp_path):

@@ -14,7 +14,7 @@ import tyro
 from rich.console import Console
 from rich.text import Text
 
-from cleanrl_utils import check, processes, runs
+from cleanrl_utils import check, errors, processes, runs
 from cleanrl_utils.bands import place_run, read_bands
 from cleanrl_utils.check import explain, race
 from cleanrl_utils.check import parent as parents
@@ -269,7 +269,7 @@ def to_markdown(name, parent, rows, summary):
 def say_where_a_run_lies(folder, against):
     if not Path(folder).is_dir():
         raise SystemExit(f"there is no folder {folder}")
-    with runs.explain(folder):
+    with errors.explain(f"read {folder}/run.json"):
         name = Path(runs.read_run(folder)["file"]).name
         stem = against or Path(name).stem
         copy = Path(folder, name)

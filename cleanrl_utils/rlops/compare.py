@@ -1,6 +1,7 @@
 """The comparison that rlops makes: it reads the runs and writes tables, plot and page."""
 
 import importlib.util
+import shutil
 import sys
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -9,9 +10,9 @@ from pathlib import Path
 import tyro
 
 from cleanrl_utils import errors
+from cleanrl_utils.errors import plain
 from cleanrl_utils.rlops import report, sides
 from cleanrl_utils.rlops.analysis import compare
-from cleanrl_utils.runs import plain
 
 HIGHER = "return reward rew score success accuracy win elo sps".split()
 LOWER = "loss error regret cost".split()
@@ -159,10 +160,11 @@ def main(args):
     notes += [f"no side has a run on {plain(name)}" for name in missing]
     if len(metrics) > 1:
         notes += [f"{side.label}: the metric is {plain(side.metric)}" for side in asked]
-    notes += comparison.notes + report.list_notes(prepared, problems)
+    notes += comparison.notes + report.list_notes(prepared, metrics, problems)
     differences = report.list_differences(prepared)
     files = write(args, output, comparison, notes, differences)
-    print(report.as_text(comparison))
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print(report.as_text(comparison, width))
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     print(f"\nwritten: {', '.join(map(str, files))}")

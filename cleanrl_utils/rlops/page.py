@@ -13,8 +13,8 @@ from urllib.parse import quote
 import jinja2
 import numpy as np
 
+from cleanrl_utils.errors import plain
 from cleanrl_utils.rlops import report
-from cleanrl_utils.runs import plain
 
 HERE = Path(__file__).parent
 LARGEST_VIDEO, LARGEST_SUM = 8 * 2**20, 64 * 2**20  # bytes that go into the page; others are linked

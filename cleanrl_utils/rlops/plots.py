@@ -7,7 +7,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from cleanrl_utils.rlops.report import OVERALL, align, table
+from cleanrl_utils.rlops.report import overall_names, table
+from cleanrl_utils.tables import text_table
 
 # also for the colour-blind
 COLOURS = "#0072B2 #D55E00 #009E73 #CC79A7 #E69F00 #56B4E9 #7F7F7F".split()
@@ -38,7 +39,7 @@ def plot(c, path, with_table=True):
     panels += [(draw_profile, ()), (draw_intervals, ())] if c.overall else []
     across = min(ACROSS, len(panels))
     down = -(-len(panels) // across)
-    lines = [literal(line) for line in align(*table(c))] if with_table else []
+    lines = [literal(line) for line in text_table(*table(c))] if with_table else []
     width = max(4 * across, 0.085 * max(map(len, lines), default=0))
     size = (width, 3 * down + 0.9 + 0.15 * len(lines))
     figure, axes = plt.subplots(down, across, figsize=size, squeeze=False, layout="constrained")
@@ -96,7 +97,7 @@ def draw_profile(axis, c):
 
 
 def draw_intervals(axis, c):
-    names = {"improvement": "probability of improvement", **dict(reversed(OVERALL.items()))}
+    names = dict(reversed(overall_names(c).items()))
     for i, of_side in enumerate(c.overall.values()):
         for y, name in enumerate(names):
             if name in of_side:

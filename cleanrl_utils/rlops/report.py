@@ -6,9 +6,10 @@ import re
 from pathlib import Path
 
 from cleanrl_utils import bands
-from cleanrl_utils import runs as run_folders
+from cleanrl_utils.errors import plain
 from cleanrl_utils.rlops import sides as run_sides
 from cleanrl_utils.rlops.analysis import final_row
+from cleanrl_utils.tables import text_table
 
 OVERALL = {
     "iqm": "interquartile mean",
@@ -16,6 +17,7 @@ OVERALL = {
     "median": "median",
     "optimality_gap": "optimality gap",
 }
+RETURN = "charts/episodic_return"
 LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 LATEX |= {character: f"\\{character}" for character in "&%$#_{}"}
 
@@ -52,25 +54,20 @@ def table(c):
     return header, lines
 
 
-def align(header, lines):
-    """The lines of a table as text."""
-    widths = [max(map(len, column)) for column in zip(header, *lines, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in (header, *lines)
-    ]
-
-
 def overall_table(c):
-    header = ["side", *(f"{name} [95%]" for name in OVERALL.values())]
-    header.append("probability of improvement [95%]")
+    """Header and rows of the scores over all environments, as text: a column for each side."""
     lines = []
-    for label, of_side in c.overall.items():
-        cells = [of_side.get(name) for name in (*OVERALL, "improvement")]
+    for name, words in overall_names(c).items():
+        cells = [of_side.get(name) for of_side in c.overall.values()]
         # runs that are all alike, or single ones, have no interval to resample
         cells = [cell and span(cell[0], cell[1:] if cell[1] < cell[2] else None) for cell in cells]
-        lines.append([label, *(cell or "" for cell in cells)])
-    return header, lines
+        lines.append([words, *(cell or "" for cell in cells)])
+    return ["score [95%]", *c.overall], lines
+
+
+def overall_names(c):
+    """The scores and what they are called; to improve takes a side to improve on."""
+    return OVERALL | ({"improvement": "probability of improvement"} if len(c.overall) > 1 else {})
 
 
 def sentences(c):
@@ -118,15 +115,15 @@ def how_it_counts(c):
     )
 
 
-def as_text(c):
+def as_text(c, width=None):
     header, lines = table(c)
-    said = align(header[:-1], [line[:-1] for line in lines])  # the words follow
+    said = text_table(header[:-1], [line[:-1] for line in lines], width)  # the words follow
     said += ["", scale_words(c)]
-    said += align(*overall_table(c)) if c.overall else []
+    said += text_table(*overall_table(c), width) if c.overall else []
     return "\n".join([*said, "", *sentences(c)])
 
 
-def summary(folders, metric="charts/episodic_return", window=100):
+def summary(folders, metric=RETURN, window=100):
     """The final returns of these run folders, per environment and experiment, as a text table.
 
     Runs of one experiment with different settings have rows of their own. Below the table stands
@@ -149,12 +146,12 @@ def summary(folders, metric="charts/episodic_return", window=100):
             row = final_row([run.final(window) for run in here if not run.state])
             if here:
                 lines.append([env_id, label, str(row["seeds"]), mean_and_std(row)])
-    name = f"{run_folders.plain(metric)}, mean ± std"
-    rows = align(["environment", "experiment", "seeds", name], lines)
-    return "\n".join([*rows, *list_notes(parts, notes)])
+    name = f"{plain(metric)}, mean ± std"
+    rows = text_table(["environment", "experiment", "seeds", name], lines)
+    return "\n".join([*rows, *list_notes(parts, [metric], notes)])
 
 
-def list_notes(sides, problems):
+def list_notes(sides, metrics, problems):
     """Every run that does not count and everything else that is not as it should be."""
     notes = []
     for label, runs in sides.items():
@@ -163,7 +160,9 @@ def list_notes(sides, problems):
         notes += [f"{label}: {run.name}: {note}" for run in runs for note in run.notes]
     sources = [run.source for runs in sides.values() for run in runs]
     folders = [source for source in sources if isinstance(source, Path) and source.is_dir()]
-    return notes + bands.sum_up(folders) + problems
+    if metrics == [RETURN]:  # what the published runs are known by
+        notes += bands.sum_up(folders)
+    return notes + problems
 
 
 def list_differences(sides):

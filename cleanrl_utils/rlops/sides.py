@@ -13,8 +13,8 @@ from urllib.parse import parse_qs
 import numpy as np
 
 from cleanrl_utils import runs as run_folders
+from cleanrl_utils.errors import plain
 from cleanrl_utils.events import read_events
-from cleanrl_utils.runs import plain
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"  # the published data
 NOT_SETTINGS = set("seed env_id resume track capture_video num_seeds sweep".split())

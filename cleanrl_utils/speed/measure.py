@@ -18,6 +18,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from cleanrl_utils import processes
 from cleanrl_utils.errors import explain
+from cleanrl_utils.runs import read_run
+from cleanrl_utils.tables import text_table
 
 # algorithm: peer: its name, its program in speed/peers, and its packages, without a version that of
 # constraints.txt; or another of our files
@@ -25,19 +27,27 @@ SB3 = "stable-baselines3==2.9.2 torch gymnasium numpy tensorboard"
 SBX = "sbx-rl==0.28.0 jax jaxlib flax optax torch gymnasium numpy tensorboard"
 MUJOCO = " mujoco imageio"
 REJAX = "rejax==0.1.3 gymnax==0.0.9 jax jaxlib flax optax numpy six"
+
+
+def sb3(algorithm, more=""):
+    program = f"stable_baselines.py stable_baselines3 {algorithm}"
+    return {"sb3": ("Stable-Baselines3", program, SB3 + more)}
+
+
+def sbx(algorithm, more=""):
+    return {"sbx": ("SBX", f"stable_baselines.py sbx {algorithm}", SBX + more)}
+
+
 PEERS = {
-    "ppo": {
-        "sb3": ("Stable-Baselines3", "sb3_ppo.py", SB3),
-        "sbx": ("SBX", "sbx_ppo.py", SBX),
-    },
+    "ppo": sb3("PPO") | sbx("PPO"),
     "ppo_jax": {"rejax": ("rejax", "rejax_ppo.py", REJAX), "ppo": ("cleanrl/ppo.py", "ppo", "")},
-    "dqn": {"sb3": ("Stable-Baselines3", "sb3_dqn.py", SB3)},
+    "dqn": sb3("DQN"),
     "dqn_jax": {"dqn": ("cleanrl/dqn.py", "dqn", "")},
-    "ppo_continuous_action": {"sb3": ("Stable-Baselines3", "sb3_ppo.py", SB3 + MUJOCO)},
-    "td3_continuous_action": {"sb3": ("Stable-Baselines3", "sb3_off_policy.py", SB3 + MUJOCO)},
-    "sac_continuous_action": {"sb3": ("Stable-Baselines3", "sb3_off_policy.py", SB3 + MUJOCO)},
-    "td3_continuous_action_jax": {"sbx": ("SBX", "sbx_off_policy.py", SBX + MUJOCO)},
-    "sac_continuous_action_jax": {"sbx": ("SBX", "sbx_off_policy.py", SBX + MUJOCO)},
+    "ppo_continuous_action": sb3("PPO", MUJOCO),
+    "td3_continuous_action": sb3("TD3", MUJOCO),
+    "sac_continuous_action": sb3("SAC", MUJOCO),
+    "td3_continuous_action_jax": sbx("TD3", MUJOCO),
+    "sac_continuous_action_jax": sbx("SAC", MUJOCO),
 }
 # for ours and its peers, beside those of the command line: short runs must get to learn, too
 FLAGS = {
@@ -79,18 +89,17 @@ def measure(marks, beside=()):
         first_time = next(when for step, when in others if step >= WARM_UP * others[-1][0])
         marks = [(step, when) for step, when in marks if first_time <= when <= others[-1][1]]
     if len(marks) < 2 or marks[0][0] == marks[-1][0]:
-        raise SystemExit(
-            "total_timesteps is too small: nothing is left to measure after the warm-up"
-        )
+        left = "nothing is left to measure after the warm-up"
+        raise SystemExit(f"total_timesteps is too small: {left}")
     return {"steps": marks[-1][0] - marks[0][0], "seconds": marks[-1][1] - marks[0][1]}
 
 
 def run(program, command, folder, core=None):
-    find_links = (
-        {"UV_FIND_LINKS": os.environ["PIP_FIND_LINKS"]} if "PIP_FIND_LINKS" in os.environ else {}
-    )
-    command = list(map(str, command if core is None else ["taskset", "--cpu-list", core, *command]))
-    environment = os.environ | ONE_CPU_THREAD | find_links
+    environment = os.environ | ONE_CPU_THREAD
+    if "PIP_FIND_LINKS" in os.environ:
+        environment["UV_FIND_LINKS"] = os.environ["PIP_FIND_LINKS"]
+    on_core = [] if core is None else ["taskset", "--cpu-list", core]
+    command = [str(word) for word in (*on_core, *command)]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{program} failed: {processes.why(done.stderr, done.returncode)}")
@@ -98,29 +107,34 @@ def run(program, command, folder, core=None):
 
 
 def run_ours(file, flags, folder, core=None):
-    Path(folder).mkdir(exist_ok=True)
+    """What run.json says, and the marks: each step and time at which it logged."""
+    folder.mkdir(exist_ok=True)
     run("ours", [sys.executable, file, *flags], folder, core)
-    (run_folder,) = Path(folder, "runs").iterdir()
-    about = json.loads((run_folder / "run.json").read_text())
-    events = (
-        EventAccumulator(str(run_folder), size_guidance={"scalars": 0})
-        .Reload()
-        .Scalars("charts/SPS")
-    )
-    return about, [
-        (step, when) for when, step in {event.wall_time: event.step for event in events}.items()
-    ]
+    (run_folder,) = (folder / "runs").iterdir()
+    logged = EventAccumulator(str(run_folder), size_guidance={"scalars": 0}).Reload()
+    steps = {event.wall_time: event.step for event in logged.Scalars("charts/SPS")}
+    return read_run(run_folder), [(step, when) for when, step in steps.items()]
+
+
+def run_peer(peer, program, packages, settings, folder, core):
+    """Versions and marks of a peer, which uv makes an environment for."""
+    uv_run = [find_uv(), *"run --quiet --no-project --isolated --python".split(), sys.executable]
+    name, *words = program.split()
+    command = [*uv_run, *with_packages(packages), "python", PROGRAMS / name, *words, settings]
+    printed = json.loads(run(peer, command, folder, core))
+    return printed["versions"], printed["marks"]
+
+
+def find_uv():
+    return shutil.which("uv") or shutil.which(ROOT / ".uv/bin/uv")
 
 
 def with_packages(packages):
     """uv's --with flags for these packages, with versions from constraints.txt by default."""
     tested = (ROOT / "constraints.txt").read_text().splitlines()
     for package in packages.split():
-        for line in (
-            [package]
-            if "==" in package
-            else [line for line in tested if line.startswith(f"{package}==")]
-        ):
+        pinned = [line for line in tested if line.startswith(f"{package}==")]
+        for line in [package] if "==" in package else pinned:
             yield from ("--with", line)
 
 
@@ -130,35 +144,73 @@ def print_table(names, rounds):
         program: [figures[program]["steps"] / figures[program]["seconds"] for figures in rounds]
         for program in names
     }
-    rows = [("program", "steps/s", "min - max", "ours is", "of bare environments")]
+
+    def ratio(program, other):
+        return median(x / y for x, y in zip(rates[program], rates[other], strict=True))
+
+    rows = []
     for program, name in names.items():
-        times = median(
-            ours / theirs for ours, theirs in zip(rates["ours"], rates[program], strict=True)
-        )
-        share = median(
-            theirs / bare for theirs, bare in zip(rates[program], rates["bare"], strict=True)
-        )
-        span = f"{min(rates[program]):,.0f} - {max(rates[program]):,.0f}"
-        faster = f"{times:.2f} times as fast" if program not in ("ours", "bare") else ""
-        rows.append((name, f"{median(rates[program]):,.0f}", span, faster, f"{share:.1%}"))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        first, *rest = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        print("  ".join([first.strip().ljust(widths[0]), *rest]))
+        of_it = rates[program]
+        span = f"{min(of_it):,.0f} - {max(of_it):,.0f}"
+        faster = f"{ratio('ours', program):.2f} times as fast"
+        faster = "" if program in ("ours", "bare") else faster
+        rows.append([name, f"{median(of_it):,.0f}", span, faster, f"{ratio(program, 'bare'):.1%}"])
+    header = ["program", "steps/s", "min - max", "ours is", "of bare environments"]
+    print("\n".join(text_table(header, rows, numbers="right")))
 
 
-def main(args):
-    file, all_peers = ROOT / "cleanrl" / f"{args.algorithm}.py", PEERS.get(args.algorithm)
-    if all_peers is None:
+def run_round(args, seed, timesteps):
+    """Run each program once. Returns run.json of ours, and versions and figures of all."""
+    file, all_peers = ROOT / "cleanrl" / f"{args.algorithm}.py", PEERS[args.algorithm]
+    flags = ["--seed", seed, "--total-timesteps", timesteps, *FLAGS.get(args.algorithm, [])]
+    core, other_core = None, None
+    if args.side_by_side:
+        core, other_core = sorted(os.sched_getaffinity(0))[:2][:: (-1) ** seed]
+    versions, marks = {}, {}
+    # a folder of its own, so that no run lands where the user is
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor() as pool:
+        folder = Path(name)
+        racing = pool.submit(run_ours, file, flags, folder / "ours", core)
+        if args.side_by_side:  # the settings are in run.json, whole from the start
+            while not racing.done() and not list(folder.glob("ours/runs/*[0-9]/run.json")):
+                time.sleep(0.1)
+        if racing.done() or not args.side_by_side:
+            racing.result()  # waits, and says what went wrong
+        (run_folder,) = (folder / "ours" / "runs").iterdir()
+        settings = json.dumps(read_run(run_folder)["args"])
+        for peer in args.peers:
+            _, program, packages = all_peers[peer]
+            if packages:
+                versions[peer], marks[peer] = run_peer(
+                    peer, program, packages, settings, folder, other_core
+                )
+            else:
+                ours = file.with_stem(program)
+                _, marks[peer] = run_ours(ours, flags, folder / peer, other_core)
+        about, marks["ours"] = racing.result()
+        versions["ours"] = about["packages"]
+        bare = [sys.executable, PROGRAMS / "bare_envs.py", settings, file]
+        marks["bare"] = json.loads(run("bare environments", bare, folder))["marks"]
+    beside = {}
+    if args.side_by_side:
+        beside = {"ours": marks[args.peers[0]], args.peers[0]: marks["ours"]}
+    programs = ("ours", *args.peers, "bare")
+    figures = {program: measure(marks[program], beside.get(program, ())) for program in programs}
+    return about, versions, figures
+
+
+def check(args):
+    """Refuse what cannot be measured, and fill in all peers where none is named."""
+    if args.algorithm not in PEERS:
         raise SystemExit(f"unknown algorithm {args.algorithm}: there is {', '.join(PEERS)}")
-    peers = tuple(all_peers) if args.peers is None else args.peers
-    if unknown := set(peers) - set(all_peers):
-        names = ", ".join(sorted(unknown))
-        raise SystemExit(f"unknown peer {names}: {args.algorithm} has {', '.join(all_peers)}")
-    if args.side_by_side and len(peers) != 1:
-        raise SystemExit(
-            f"--side-by-side is for one peer: add --peers with one of {', '.join(all_peers)}"
-        )
+    known = PEERS[args.algorithm]
+    names = ", ".join(known)
+    args.peers = tuple(known) if args.peers is None else args.peers
+    if unknown := set(args.peers) - set(known):
+        unknown = ", ".join(sorted(unknown))
+        raise SystemExit(f"unknown peer {unknown}: {args.algorithm} has {names}")
+    if args.side_by_side and len(args.peers) != 1:
+        raise SystemExit(f"--side-by-side is for one peer: add --peers with one of {names}")
     if args.side_by_side and not (shutil.which("taskset") and len(os.sched_getaffinity(0)) > 1):
         raise SystemExit("--side-by-side needs Linux and two cores")
     if args.rounds < 1:
@@ -167,102 +219,38 @@ def main(args):
         with explain("write --json"):
             args.json.parent.mkdir(parents=True, exist_ok=True)
             args.json.open("a").close()
-    uv = shutil.which("uv") or shutil.which(ROOT / ".uv/bin/uv")
-    if peers and not uv:
-        raise SystemExit(
-            "uv is needed to install the peers: `make .uv/bin/uv` puts it into this folder"
-        )
+    if args.peers and not find_uv():
+        how = "`make .uv/bin/uv` puts it into this folder"
+        raise SystemExit(f"uv is needed to install the peers: {how}")
 
-    rounds, versions = [], {}
-    timesteps = (
-        TIMESTEPS.get(args.algorithm, 51_200)
-        if args.total_timesteps is None
-        else args.total_timesteps
-    )
+
+def main(args):
+    check(args)
+    timesteps = args.total_timesteps
+    if timesteps is None:
+        timesteps = TIMESTEPS.get(args.algorithm, 51_200)
+    rounds = []
     for seed in range(1, args.rounds + 1):
-        cores = (
-            (None, None)
-            if not args.side_by_side
-            else sorted(os.sched_getaffinity(0))[:2][:: (-1) ** seed]
-        )
-        # a folder of its own, so that no run lands where the user is
-        with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:
-            flags = ["--seed", seed, "--total-timesteps", timesteps, *FLAGS.get(args.algorithm, [])]
-            racing = pool.submit(run_ours, file, flags, Path(folder, "ours"), cores[0])
-            while (
-                args.side_by_side
-                and not racing.done()
-                and not list(Path(folder).glob("ours/runs/*[0-9]/run.json"))
-            ):
-                time.sleep(0.1)  # the settings are in it, whole from the start
-            if racing.done() or not args.side_by_side:
-                racing.result()  # waits, and says what went wrong
-            (run_folder,) = Path(folder, "ours", "runs").iterdir()
-            settings, marks = (
-                json.dumps(json.loads((run_folder / "run.json").read_text())["args"]),
-                {},
-            )
-            for peer in peers:
-                uv_run = [
-                    uv,
-                    "run",
-                    "--quiet",
-                    "--no-project",
-                    "--isolated",
-                    "--python",
-                    sys.executable,
-                ]
-                _, program, packages = all_peers[peer]
-                if not program.endswith(".py"):
-                    _, marks[peer] = run_ours(
-                        file.with_stem(program), flags, Path(folder, peer), cores[1]
-                    )
-                    continue
-                command = [
-                    *uv_run,
-                    *with_packages(packages),
-                    "python",
-                    PROGRAMS / program,
-                    settings,
-                ]
-                printed = json.loads(run(peer, command, folder, cores[1]))
-                marks[peer], versions[peer] = printed["marks"], printed["versions"]
-            about, marks["ours"] = racing.result()
-            beside = {"ours": marks[peers[0]], peers[0]: marks["ours"]} if args.side_by_side else {}
-            figures = {
-                program: measure(marks[program], beside.get(program, ()))
-                for program in ("ours", *peers)
-            }
-            versions["ours"] = about["packages"]
-            bare = run(
-                "bare environments",
-                [sys.executable, PROGRAMS / "bare_envs.py", settings, file],
-                folder,
-            )
-            figures["bare"] = measure(json.loads(bare)["marks"])
+        about, versions, figures = run_round(args, seed, timesteps)
         rounds.append(figures)
-        rates = ", ".join(
-            f"{program} {done['steps'] / done['seconds']:,.0f}" for program, done in figures.items()
-        )
-        print(f"round {seed} of {args.rounds}, steps/s: {rates}", file=sys.stderr)
+        rates = [f"{name} {done['steps'] / done['seconds']:,.0f}" for name, done in figures.items()]
+        print(f"round {seed} of {args.rounds}, steps/s: {', '.join(rates)}", file=sys.stderr)
 
     ours = about["args"]
     how = "one CPU thread" + (" each, at the same time" if args.side_by_side else "")
     print(f"\n{ours['env_id']}, {ours['num_envs']} environments, {how}; ", end="")
     print(f"medians over rounds: {args.rounds}")
     print(f"{timesteps:,} steps a run, of which the first {WARM_UP:.0%} do not count\n")
-    peer_names = {peer: all_peers[peer][0] for peer in peers}
-    print_table({"ours": f"cleanrl/{file.name}", **peer_names, "bare": "bare environments"}, rounds)
+    names = {"ours": f"cleanrl/{args.algorithm}.py"}
+    names |= {peer: PEERS[args.algorithm][peer][0] for peer in args.peers}
+    print_table(names | {"bare": "bare environments"}, rounds)
     if args.json:
-        machine = {
-            "machine": platform.machine(),
-            "python": platform.python_version(),
-            "cores": os.cpu_count(),
-        }
         figures = {
             "algorithm": args.algorithm,
             "settings": ours,
-            **machine,
+            "machine": platform.machine(),
+            "python": platform.python_version(),
+            "cores": os.cpu_count(),
             "versions": versions,
             "rounds": rounds,
         }
