@@ -48,13 +48,15 @@ GRID_CELLS = 9  # checkpoints in one video
 GRID_WIDTH = 1280  # pixels
 GRID_STEPS = 10_000  # a video ends there, since some agents never lose
 WINDOW_HEIGHT = 480  # pixels; smaller frames are enlarged
-RUN_HELP = "run folder, checkpoint or hf://entity/repository; by default the newest run"
+NEWEST = "(default: the newest run)"
+RUN_HELP = "run folder, checkpoint or hf://entity/repository"
 
 
 @dataclass
 class Args:
     run: Annotated[
-        tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="RUN ...", help=RUN_HELP)
+        tyro.conf.Positional[tuple[str, ...]],
+        tyro.conf.arg(metavar="RUN ...", help=RUN_HELP, help_behavior_hint=NEWEST),
     ] = ()
     episodes: int = 10  # episodes to play
     seed: int = 1000  # seed of the environments and of the sampled actions
@@ -149,6 +151,7 @@ def make_agent(
     deterministic=False,
 ):
     """The id of an environment of the run's kind, the environment, and the policy for it."""
+    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # pygame complains where there is no sound
     run = read_run(run_folder)
     run_args = run["args"] | {"env_id": str(env_id or run["args"].get("env_id"))}
     if ":" in run_args["env_id"] and not env_id:  # part of the id is a module to import
@@ -524,7 +527,6 @@ def check(args):
 
 def main():
     args = tyro.cli(Args, prog="python -m cleanrl_utils.enjoy", description=__doc__)
-    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # pygame complains where there is no sound
     check(args)
     found = [locate(word) for word in find_words(args)]
     run_folder, path = found[0]

@@ -7,6 +7,7 @@ prints `cannot read runs/x/run.json: Expecting value: line 1 column 1 (char 0)` 
 CLEANRL_TRACEBACK=1 shows the traceback instead.
 """
 
+import importlib.util
 import os
 import re
 from contextlib import contextmanager
@@ -75,6 +76,13 @@ def shorten(text, length=400):
     """Text on one line. Where it is too long, the middle is left out: the value is at an end."""
     text = " ".join(text.split())
     return text if len(text) <= length else f"{text[: length - 105]} ... {text[-100:]}"
+
+
+def need(*modules):
+    """End with the install command of the first of these modules that is not there."""
+    for name in modules:
+        if not importlib.util.find_spec(name):
+            raise SystemExit(missing(name))
 
 
 def missing(module, file=None):

@@ -9,7 +9,6 @@ such a repository or from one of CleanRL v1 (upstream). Nothing that is fetched 
 the policy comes from our own file in cleanrl/ of the same name.
 """
 
-import importlib.util
 import json
 import os
 import re
@@ -28,10 +27,13 @@ import torch
 import tyro
 
 from cleanrl_utils import enjoy, runs
-from cleanrl_utils.errors import explain, missing, one_line
+from cleanrl_utils.errors import explain, need, one_line
 from cleanrl_utils.events import read_events
+from cleanrl_utils.rlops.scores import running_mean
 
+EXTRA = ("huggingface_hub", "matplotlib", "safetensors")
 LIMIT = 2**28  # bytes of a file that is pushed or pulled; our largest weights have a tenth of that
+LAST = 100  # episodes of the training that the card has the mean of
 WANTED = re.compile(
     r"README\.md|run\.json|eval\.json|model\.safetensors|curve\.png|replay\.mp4|learning\.mp4|"
     r"events\.out\.tfevents\.[\w.-]+|[\w-]+\.py|[\w-]+\.cleanrl_model"
@@ -83,12 +85,6 @@ def repo_name(env_id, exp_name, seed):
     return re.sub(r"([.-])[.-]+", r"\1", name).strip(".-")
 
 
-def need_extra():
-    for name in ("huggingface_hub", "matplotlib", "safetensors"):
-        if importlib.util.find_spec(name) is None:
-            raise SystemExit(missing(name))
-
-
 @contextmanager
 def asking_the_hub(attempt):
     """Report what the Hub answers, or that it cannot be reached, as one line."""
@@ -136,29 +132,23 @@ def save_weights(checkpoint, path):
     )
 
 
-def training_returns(run_folder):
-    """Steps and returns of the training's episodes; what is wrong with its event files is said."""
+def training_episodes(run_folder):
+    """Rows (step, return, second) of the training; what is wrong with its event files is said."""
     scalars, problems = read_events(run_folder)
     for problem in problems:
         print(problem)
-    rows = scalars.get("charts/episodic_return", np.zeros((0, 3)))
-    return rows[:, 0], rows[:, 1]
+    return scalars.get("charts/episodic_return", np.zeros((0, 3)))
 
 
-def draw_curve(steps, returns, title, path):
+def draw_curve(rows, title, path):
     from matplotlib.figure import Figure  # without pyplot there is no window to be closed
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
+    steps, returns, _ = rows.T
+    means, _ = running_mean(rows, steps, 0, LAST)
     axes.plot(steps, returns, ".", markersize=2, alpha=0.3, color="tab:blue", label="each episode")
-    ends, sums = np.arange(1, len(returns) + 1), np.cumsum([0, *returns])
-    starts = np.maximum(0, ends - 100)
-    axes.plot(
-        steps,
-        (sums[ends] - sums[starts]) / (ends - starts),
-        color="tab:blue",
-        label="mean of the last 100",
-    )
+    axes.plot(steps, means, color="tab:blue", label=f"mean of the last {LAST}")
     axes.set(xlabel="environment steps", ylabel="episodic return", title=title)
     axes.legend(loc="best")
     axes.grid(alpha=0.3)
@@ -235,11 +225,11 @@ The weights are `model.safetensors`;
 """
 
 
-def write_card(folder, repo_id, run, evaluation, returns, source_note, defaults):
+def write_card(folder, repo_id, run, evaluation, last, source_note, defaults):
     """README.md: what the Hub shows of a model, with the results in a form that it can read."""
     from huggingface_hub import EvalResult, ModelCardData
 
-    args, env_id, last = run["args"], run["args"]["env_id"], returns[-100:]
+    args, env_id = run["args"], run["args"]["env_id"]
     result = EvalResult(
         task_type="reinforcement-learning",
         task_name="reinforcement-learning",
@@ -274,6 +264,9 @@ def write_card(folder, repo_id, run, evaluation, returns, source_note, defaults)
         if re.search(rf'"{re.escape(name)}[\[>]', header):
             versions[name] = version
     versions |= {"device": run.get("device"), "commit": run.get("commit") or "none"}
+    of_last = "not logged"
+    if len(last):
+        of_last = f"{last.mean():.2f} ± {last.std(ddof=len(last) > 1):.2f}"
     card = CARD.format(
         data=data.to_yaml(),
         exp_name=args["exp_name"],
@@ -287,9 +280,7 @@ def write_card(folder, repo_id, run, evaluation, returns, source_note, defaults)
         mean=evaluation["mean"],
         std=evaluation["std"],
         num_last=len(last),
-        last=f"{last.mean():.2f} ± {last.std(ddof=len(last) > 1):.2f}"
-        if len(last)
-        else "not logged",
+        last=of_last,
         media="\n\n".join(there),
         repo_id=repo_id,
         command=command_of(run["file"], args, defaults),
@@ -302,7 +293,7 @@ def write_card(folder, repo_id, run, evaluation, returns, source_note, defaults)
 
 def push(run_folder, hf_entity, private=False, episodes=10, file=None, env_id=None):
     """Share a run; returns the address. The repository changes in one commit, or not at all."""
-    need_extra()
+    need(*EXTRA)
     from huggingface_hub import HfApi
     from huggingface_hub.utils import disable_progress_bars
 
@@ -375,17 +366,17 @@ def fill(folder, run_folder, run, evaluation, file, repo_id, defaults):
     shutil.copy(run_folder / "eval.json", folder)
     source, source_note = trained_by(file, run, run_folder)
     (folder / run["file"]).write_text(source)
-    steps, returns = training_returns(run_folder)
-    if len(returns):
+    rows = training_episodes(run_folder)
+    if len(rows):
         title = f"{args['exp_name']} on {args['env_id']}, seed {args['seed']}"
-        draw_curve(steps, returns, title, folder / "curve.png")
+        draw_curve(rows, title, folder / "curve.png")
     for i, events in enumerate(sorted(run_folder.glob("events.out.tfevents.*"))):
         shutil.copy(events, folder / f"events.out.tfevents.{i:04}")  # without the machine's name
     if replay := replay_of(run_folder, evaluation):
         shutil.copy(replay, folder / "replay.mp4")
     if (run_folder / "videos" / "learning.mp4").exists():
         shutil.copy(run_folder / "videos" / "learning.mp4", folder)
-    write_card(folder, repo_id, run, evaluation, returns, source_note, defaults)
+    write_card(folder, repo_id, run, evaluation, rows[-LAST:, 1], source_note, defaults)
 
 
 def leave_out_large_files(folder, run_folder):
@@ -431,7 +422,7 @@ def check_run(repo_id, run_folder):
 
 def pull(repository, into=Path("runs")):
     """The folder of a run, made from a repository on the Hub: all of it, or none."""
-    need_extra()
+    need(*EXTRA)
     from huggingface_hub import HfApi, hf_hub_download
     from huggingface_hub.utils import disable_progress_bars
 

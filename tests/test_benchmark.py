@@ -334,6 +334,7 @@ def test_the_end_is_a_table_and_a_command_that_compares(here):
                 value = returns[lr, run.seed] if step > 50 else -999
                 writer.add_scalar("charts/episodic_return", value, step)
         flags = {"exp_name": "walk", "env_id": "A-v0", "seed": run.seed, "lr": float(lr)}
+        flags["capture_video"] = lr == "1e-4"  # which is no setting
         about = {"file": "walk.py", "args": flags | {"total_timesteps": 150}}
         (run.run_folder / "run.json").write_text(json.dumps(about))
     output = io.StringIO()

@@ -213,7 +213,7 @@ def test_help_of_enjoy(monkeypatch, capsys):
         watch(monkeypatch, "--help")
     text = re.sub(r"[│\s]+", " ", capsys.readouterr().out)
     assert "usage: python -m cleanrl_utils.enjoy [-h]" in text
-    assert f"RUN ... {enjoy.RUN_HELP}" in text
+    assert f"RUN ... {enjoy.RUN_HELP} {enjoy.NEWEST}" in text
 
 
 def test_enjoy_reads_the_weights(run, monkeypatch):

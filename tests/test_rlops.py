@@ -266,7 +266,7 @@ def test_every_run_that_does_not_count_is_named(two_sides):
     assert (
         f"note: ppo v1: broken: {path.name} breaks off in the middle of a record" in notes
     )  # but it got to the end: it counts
-    assert "note: ppo v1: few: has only 40 episodes\n" in notes
+    assert "note: CartPole-v1: runs with fewer than 100 values: few (40)\n" in notes
     assert "note: unreadable was not read: run.json: Expecting property name" in notes
     assert "note: no-run was not read: it has no run.json\n" in notes and "benchmark" not in notes
     page, table = (two_sides / "compare.html").read_text(), (two_sides / "compare.md").read_text()
@@ -436,6 +436,14 @@ def test_bands_are_of_returns(tmp_path):
     assert "band" not in rlops(tmp_path, "--metric", "charts/SPS").stderr
 
 
+def test_environments_have_the_order_of_the_command_line(tmp_path):
+    for env_id in ("A-v0", "B-v0", "C-v0"):
+        make_sides(tmp_path / "runs", {"v1": [100, 104]}, env_id=env_id)
+    rlops(tmp_path, "--exp-name", "ppo", "--env-ids", "C-v0", "A-v0", "B-v0")
+    rows = read_csv(tmp_path / "compare.csv")
+    assert [row["environment"] for row in rows] == ["C-v0", "A-v0", "B-v0"]
+
+
 def test_published_data_is_a_side(tmp_path):
     make_sides(tmp_path / "runs", {"mine": [100, 102, 104]})
     done = rlops(tmp_path, "--filters", "ppo?cl=my PPO", "results:ppo", "--env-ids", "CartPole-v1")
@@ -534,7 +542,10 @@ def test_runs_of_a_single_episode_are_enough(tmp_path):
     assert done.returncode == 0 and done.stdout.count("a single seed shows no noise") == 3, (
         done.stderr
     )
-    assert done.stderr.count("has only 1 episodes") == 4 == done.stderr.count("\n")
+    assert done.stderr.splitlines() == [
+        f"note: {env_id}: runs with fewer than 100 values: {env_id} v1 (1), {env_id} v2 (1)"
+        for env_id in ("Acrobot-v1", "CartPole-v1")
+    ]
 
 
 def test_sides_without_a_run_that_counts_are_said_so(tmp_path):

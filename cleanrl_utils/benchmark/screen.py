@@ -1,7 +1,6 @@
 """What the benchmark prints while it runs: a live table on a terminal, elsewhere lines."""
 
 import time
-from bisect import bisect_right
 from collections import Counter
 
 from rich.console import Console, Group
@@ -70,20 +69,12 @@ class Screen:
         self.print(self.counts())
 
     def page(self):
-        """As many runs as fit, those that run first, and why runs failed or wait."""
-        reasons = Counter(run.why for run in self.runs if run.why and run.state != "done")
-        foot = [Text(f"{count} x {why}") for why, count in reasons.most_common(3)]
-        height = max(2, self.console.height - 2 - self.num_lines(*foot))
-        runs = sorted(self.runs, key=lambda run: ORDER.index(run.state))[:height]
-        sizes = range(1, len(runs) + 1)
-        fitting = bisect_right(sizes, height, key=lambda n: self.num_lines(make_table(runs[:n])))
-        if fitting < len(self.runs):
-            foot.insert(0, Text(f"... and {len(self.runs) - fitting} more"))
+        """Why runs failed or wait, and the runs, those at work first: Live shows what fits."""
         head = Text(f"{self.counts()}   {clock(time.time() - self.start)}", style="bold")
-        return Group(head, make_table(runs[:fitting]), *foot)
-
-    def num_lines(self, *parts):
-        return len(self.console.render_lines(Group(*parts))) if parts else 0
+        reasons = Counter(run.why for run in self.runs if run.why and run.state != "done")
+        notes = [Text(f"{count} x {why}") for why, count in reasons.most_common(3)]
+        runs = sorted(self.runs, key=lambda run: ORDER.index(run.state))
+        return Group(head, *notes, make_table(runs[: self.console.height]))
 
 
 def make_table(runs):

@@ -3,8 +3,6 @@
 import shlex
 from urllib.parse import quote
 
-NOT_COMPARED = ("seed", "env_id", "resume")
-
 
 def print_summary(runs, env_ids):
     """A table of mean ± standard deviation over the seeds, and the command that compares."""
@@ -28,13 +26,16 @@ def has_events(folder):
 
 def comparison(settings, env_ids):
     """The rlops command with a side for each command, which it is given the flags of."""
+    from cleanrl_utils.rlops.sides import HARMLESS, NOT_SETTINGS
+
     sides = []
     for flags in settings:
         same = [other for other in settings if other["exp_name"] == flags["exp_name"]]
         differing = [
             f"{name}={quote(str(value))}"
             for name, value in flags.items()
-            if name not in NOT_COMPARED and any(other.get(name) != value for other in same)
+            if name not in NOT_SETTINGS | HARMLESS
+            and any(other.get(name) != value for other in same)
         ]
         sides.append("?".join(filter(None, [flags["exp_name"], "&".join(differing)])))
     words = ["python", "-m", "cleanrl_utils.rlops", "--filters", *dict.fromkeys(sides)]

@@ -36,6 +36,11 @@ class Comparison:
     def baseline(self):
         return next(iter(self.sides))
 
+    @property
+    def unit(self):
+        """What a run has many of, one after another."""
+        return "episodes" if self.is_return else "values"
+
     def is_on_human_scale(self, env_id):
         return self.is_return and scores.find_game(env_id) is not None
 
@@ -89,13 +94,15 @@ def cut_to_common_step(runs, env_id, window):
     if not counting:
         return 0, []
     shortest, longest = (end(counting, key=lambda run: run.step) for end in (min, max))
-    until, notes = shortest.step, []
+    until, notes, few = shortest.step, [], []
     for run in counting:
-        episodes = (run.rows[:, 0] <= until).sum()
-        if episodes == 0:
-            run.state = f"has no episode up to step {until:,}, where the shortest run ends"
-        if 0 < episodes < window:
-            run.notes.append(f"has only {episodes} episodes")
+        num_values = (run.rows[:, 0] <= until).sum()
+        if num_values == 0:
+            run.state = f"has no value up to step {until:,}, where the shortest run ends"
+        elif num_values < window:
+            few.append(f"{run.name} ({num_values})")
+    if few:
+        notes.append(f"{env_id}: runs with fewer than {window} values: {', '.join(few)}")
     if longest.step > 1.01 * until:
         ends = f"where {shortest.name} ends; others reach step {longest.step:,}"
         notes.append(f"{env_id}: all runs are compared at step {until:,}, {ends}")

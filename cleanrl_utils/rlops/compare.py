@@ -1,6 +1,5 @@
 """The comparison that rlops makes: it reads the runs and writes tables, plot and page."""
 
-import importlib.util
 import shutil
 import sys
 from dataclasses import dataclass
@@ -9,8 +8,7 @@ from pathlib import Path
 
 import tyro
 
-from cleanrl_utils import errors
-from cleanrl_utils.errors import plain
+from cleanrl_utils.errors import need, plain
 from cleanrl_utils.rlops import report, sides
 from cleanrl_utils.rlops.analysis import compare
 
@@ -140,10 +138,7 @@ def main(args):
         if getattr(args, name) < 1:
             raise SystemExit(f"--{name.replace('_', '-')} must be at least 1")
     output = find_output(args.output_filename)
-    for name in ("matplotlib", "jinja2", "scipy"):
-        if not importlib.util.find_spec(name):
-            raise SystemExit(errors.missing(name))
-
+    need("matplotlib", "jinja2", "scipy")
     asked, chosen, problems = sides.collect(args)
     check_metrics(asked, chosen)
     metrics = list(dict.fromkeys(side.metric for side in asked))

@@ -10,7 +10,7 @@ const make = (name, attributes, parent) => {
   for (const key in attributes) node.setAttribute(key, attributes[key])
   return parent.appendChild(node)
 }
-const shorten = n => Math.abs(n) >= 1e6 ? +(n / 1e6).toPrecision(4) + "M" : Math.abs(n) >= 1e4 ? +(n / 1e3).toPrecision(4) + "k" : String(+n.toPrecision(4))
+const shorten = n => Math.abs(n) >= 1e6 ? +(n / 1e6).toPrecision(4) + "M" : Math.abs(n) >= 1e3 ? +(n / 1e3).toPrecision(4) + "k" : String(+n.toPrecision(4))
 const clock = s => s >= 7200 ? +(s / 3600).toPrecision(3) + " h" : s >= 180 ? +(s / 60).toPrecision(3) + " min" : +s.toPrecision(3) + " s"
 const ticks = (low, high, count) => { // round numbers between low and high
   const rough = (high - low) / count, power = 10 ** Math.floor(Math.log10(rough))

@@ -70,9 +70,13 @@ def is_folder(run):
 
 def list_runs(c, page):
     """The cells of the table of all runs, and what each run links to."""
-    rows, links = [], []
+    rows, links, env_ids = [], [], list(c.until)
+
+    def place(run):
+        return env_ids.index(run.env_id), len(run.seed), run.seed
+
     for label, runs in c.sides.items():
-        for run in sorted(runs, key=lambda run: (run.env_id, len(run.seed), run.seed)):
+        for run in sorted(runs, key=place):
             final = report.numbers(run.final(c.window, c.ends_at(run))) if len(run.rows) else [""]
             cells = [run.name, run.env_id, label, run.seed, *final, f"{run.step:,}"]
             rows.append([*cells, run.state or "yes"])

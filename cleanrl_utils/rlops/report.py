@@ -109,7 +109,7 @@ def scale_words(c):
 def how_it_counts(c):
     """Said once on the page, in Markdown and in LaTeX."""
     return (
-        f"Each seed counts with the mean of its last {c.window} episodes; "
+        f"Each seed counts with the mean of its last {c.window} {c.unit}; "
         "mean ± sample standard deviation over seeds; "
         f"differences are to {c.baseline}, with their 95% intervals (Welch)."
     )

@@ -232,6 +232,8 @@ def choose(side, runs, where):
             has = f"{name} is {', '.join(sorted(known))}"
             raise SystemExit(f"no run of {side.label} in {where}: {has}")
     chosen = [run for run in named if run.env_id in side.env_ids or not side.env_ids]
+    if side.env_ids:  # in the order in which they were asked for
+        chosen.sort(key=lambda run: list(side.env_ids).index(run.env_id))
     if not chosen:
         has = ", ".join(sorted({run.env_id for run in named}))
         asked = ", ".join(side.env_ids)
