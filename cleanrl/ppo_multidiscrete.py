@@ -580,9 +580,9 @@ if __name__ == "__main__":
                 loss.backward()
                 nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)  # [core 11]
                 optimizer.step()
-                approx_kl = (ratio - 1 - log_ratio).mean()  # [core 12]
-                old_approx_kl = -log_ratio.mean()
                 clipfracs.append(((ratio - 1).abs() > args.clip_coef).float().mean())
+            approx_kl = (ratio - 1 - log_ratio).mean()  # [core 12]
+            old_approx_kl = -log_ratio.mean()
             if args.target_kl is not None and approx_kl > args.target_kl:
                 break
 
