@@ -17,6 +17,7 @@ environments  every Gymnasium environment that can be made here: trained, or ref
 import argparse
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -30,9 +31,9 @@ sys.path.insert(0, str(ROOT))
 from tests.harness import only_run, read_checkpoint, same, scalars  # noqa: E402
 
 KILLED = {
-    "ppo": "--total-timesteps 100000 --checkpoint-interval 2",
-    "dqn": "--total-timesteps 60000 --checkpoint-interval 500 --learning-starts 1000",
-    "sac_continuous_action": "--env-id Pendulum-v1 --total-timesteps 4000 --learning-starts 200"
+    "ppo": "--total-timesteps 1000000 --checkpoint-interval 2",
+    "dqn": "--total-timesteps 300000 --checkpoint-interval 500 --learning-starts 1000",
+    "sac_continuous_action": "--env-id Pendulum-v1 --total-timesteps 8000 --learning-starts 200"
     " --checkpoint-interval 100 --checkpoint-buffer",
     "dqn_jax": "--total-timesteps 200000 --checkpoint-interval 1000 --learning-starts 1000",
 }
@@ -134,9 +135,9 @@ def disk(args):
                 time.sleep(15)
                 process.terminate()
                 _, message = process.communicate(timeout=120)
-                goes_on = "interrupted at step" in message
-                lines = [line for line in failed.stderr.splitlines() if "cannot" in line]
-                reason = lines[-1][:100] if lines else "no reason given"
+                goes_on = process.returncode == 0 or "interrupted at step" in message
+                reasons = re.findall("cannot .*", failed.stderr)
+                reason = reasons[-1] if reasons else "no reason given"
                 resumed = "resumes" if goes_on else "DOES NOT RESUME"
                 print(f"| disk | {name} | {reason} | {resumed}, left over: {left} |")
             finally:
