@@ -1,6 +1,5 @@
 """The comparison that rlops makes: it reads the runs and writes tables, plot and page."""
 
-import shutil
 import sys
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -11,6 +10,7 @@ import tyro
 from cleanrl_utils.errors import need, plain
 from cleanrl_utils.rlops import report, sides
 from cleanrl_utils.rlops.analysis import compare
+from cleanrl_utils.tables import terminal_width
 
 HIGHER = "return reward rew score success accuracy win elo sps".split()
 LOWER = "loss error regret cost".split()
@@ -158,8 +158,7 @@ def main(args):
     notes += comparison.notes + report.list_notes(prepared, metrics, problems)
     differences = report.list_differences(prepared)
     files = write(args, output, comparison, notes, differences)
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    print(report.as_text(comparison, width))
+    print(report.as_text(comparison, terminal_width()))
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     print(f"\nwritten: {', '.join(map(str, files))}")

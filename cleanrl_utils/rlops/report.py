@@ -9,7 +9,7 @@ from cleanrl_utils import bands
 from cleanrl_utils.errors import plain
 from cleanrl_utils.rlops import sides as run_sides
 from cleanrl_utils.rlops.analysis import final_row
-from cleanrl_utils.tables import text_table
+from cleanrl_utils.tables import UNLIMITED, terminal_width, text_table
 
 OVERALL = {
     "iqm": "interquartile mean",
@@ -115,7 +115,7 @@ def how_it_counts(c):
     )
 
 
-def as_text(c, width=None):
+def as_text(c, width=UNLIMITED):
     header, lines = table(c)
     said = text_table(header[:-1], [line[:-1] for line in lines], width)  # the words follow
     said += ["", scale_words(c)]
@@ -147,7 +147,7 @@ def summary(folders, metric=RETURN, window=100):
             if here:
                 lines.append([env_id, label, str(row["seeds"]), mean_and_std(row)])
     name = f"{plain(metric)}, mean ± std"
-    rows = text_table(["environment", "experiment", "seeds", name], lines)
+    rows = text_table(["environment", "experiment", "seeds", name], lines, terminal_width())
     return "\n".join([*rows, *list_notes(parts, [metric], notes)])
 
 
