@@ -568,7 +568,7 @@ def test_all_calls_have_one_length(file, tmp_path, total, length):
     flags = (*tiny, "--log-interval", 4, "--total-timesteps", 8 * total)
     names = train(file, tmp_path, *flags)
     run = only_run(tmp_path)
-    steps = [step for step, _ in scalars(run)["losses/value_loss"]]
+    steps = [step for step, _ in scalars(run)["charts/SPS"]]
     assert steps == list(range(8 * length, 8 * total + 1, 8 * length))
     assert names["train"]._cache_size() == 1 and step_of(run) == 8 * total
 
