@@ -155,10 +155,8 @@ def make_agent(
     run = read_run(run_folder)
     run_args = run["args"] | {"env_id": str(env_id or run["args"].get("env_id"))}
     if ":" in run_args["env_id"] and not env_id:  # part of the id is a module to import
-        raise SystemExit(
-            f"playing will import {run_args['env_id']}: "
-            f"if you trust it, add --env-id {run_args['env_id']}"
-        )
+        consent = f"if you trust it, add --env-id {run_args['env_id']}"
+        raise SystemExit(f"playing will import {run_args['env_id']}: {consent}")
     algorithm = import_algorithm(run["file"], file)
     if epsilon and not hasattr(algorithm["Args"], "end_e"):
         problem = f"those of {(file or Path(run['file'])).name} did not"
@@ -518,11 +516,12 @@ def find_words(args):
 
 
 def check(args):
-    if args.episodes < 1 or not 0 <= args.seed < 2**31 or not 0 <= args.epsilon <= 1:
-        raise SystemExit(
-            "--episodes must be at least 1, and --seed lie between 0 and 2**31 - 1, "
-            "--epsilon between 0 and 1"
-        )
+    if args.episodes < 1:
+        raise SystemExit(f"--episodes must be at least 1, not {args.episodes}")
+    if not 0 <= args.seed < 2**31:
+        raise SystemExit(f"--seed must lie between 0 and 2**31 - 1, not {args.seed}")
+    if not 0 <= args.epsilon <= 1:
+        raise SystemExit(f"--epsilon must lie between 0 and 1, not {args.epsilon}")
 
 
 def main():

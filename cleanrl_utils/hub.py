@@ -125,11 +125,8 @@ def save_weights(checkpoint, path):
 
     parts = dict(flatten(checkpoint))
     framework = "pt" if any(isinstance(part, torch.Tensor) for part in parts.values()) else "np"
-    save_file(
-        {name: np.require(np.asarray(part), requirements="C") for name, part in parts.items()},
-        path,
-        {"format": framework},
-    )
+    arrays = {name: np.require(np.asarray(x), requirements="C") for name, x in parts.items()}
+    save_file(arrays, path, {"format": framework})
 
 
 def training_episodes(run_folder):
@@ -498,9 +495,7 @@ def public_torch(exp_name, path):
     weights = weights["model_weights"] if exp_name.startswith("c51") else weights
     part, names = PUBLIC_TORCH[exp_name]
     if part == "actor":  # beside its critics
-        weights = {
-            name: x for name, x in weights[0].items() if name not in ("action_scale", "action_bias")
-        }
+        weights = {name: x for name, x in weights[0].items() if not name.startswith("action_")}
     renamed = {}
     for name, x in weights.items():
         layer, _, kind = name.rpartition(".")
@@ -514,19 +509,14 @@ def public_jax(exp_name, path):
     weights = msgpack_restore(path.read_bytes())
     if PUBLIC_JAX[exp_name] == "actor":  # beside its critics
         params = weights["0"]["params"]
-        return {
-            "agent": {"actor": {"params": {f"Dense_{i}": params[f"Dense_{i}"] for i in range(3)}}}
-        }
+        layers = {f"Dense_{i}": params[f"Dense_{i}"] for i in range(3)}
+        return {"agent": {"actor": {"params": layers}}}
     if not exp_name.startswith("c51"):
         return {"agent": {"params": weights}}
     v_min, v_max, n_atoms = (weights["args"][name] for name in ("v_min", "v_max", "n_atoms"))
     assert 1 < n_atoms <= 10_000, f"{n_atoms} atoms"
-    return {
-        "agent": {
-            "params": weights["model_weights"],
-            "atoms": np.linspace(v_min, v_max, n_atoms, dtype=np.float32),
-        }
-    }
+    atoms = np.linspace(v_min, v_max, n_atoms, dtype=np.float32)
+    return {"agent": {"params": weights["model_weights"], "atoms": atoms}}
 
 
 def main():

@@ -364,15 +364,15 @@ def split(label, runs, ignored=()):
     def values(run, names=names):
         return tuple(canonical(run.settings.get(name, "none")) for name in names)
 
+    def count_groups(names):
+        return len({values(run, names) for run in counting})
+
     groups = {}
     for run in counting:
         groups.setdefault(values(run), []).append(run)
     telling = []  # the first settings that tell the groups apart
     for name in names:
-        told = {values(run, telling) for run in counting}
-        if len(told) < len(groups) and len(
-            {values(run, [*telling, name]) for run in counting}
-        ) > len(told):
+        if count_groups([*telling, name]) > count_groups(telling):
             telling.append(name)
     largest_first = sorted(groups.values(), key=len, reverse=True)
     named = {}
