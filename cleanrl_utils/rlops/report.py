@@ -43,15 +43,16 @@ def span(value, interval):
 
 
 def table(c):
-    """Header and rows of the table of final values, as text."""
+    """Header and rows of the table of final values, as text; the last two compare sides."""
     header = ["environment", "side", "seeds", f"final {c.metric}", "difference [95%]", "in words"]
+    num_columns = 6 if len(c.sides) > 1 else 4
     lines = []
     for row in c.rows:
         line = [row["environment"], row["side"], str(row["seeds"]), mean_and_std(row), "", ""]
         if "verdict" in row:
             line[4:] = span(row["difference"], row["interval"]), row["verdict"]
-        lines.append(line)
-    return header, lines
+        lines.append(line[:num_columns])
+    return header[:num_columns], lines
 
 
 def overall_table(c):
@@ -108,16 +109,16 @@ def scale_words(c):
 
 def how_it_counts(c):
     """Said once on the page, in Markdown and in LaTeX."""
+    differences = f"; differences are to {c.baseline}, with their 95% intervals (Welch)"
     return (
         f"Each seed counts with the mean of its last {c.window} {c.unit}; "
-        "mean ± sample standard deviation over seeds; "
-        f"differences are to {c.baseline}, with their 95% intervals (Welch)."
+        f"mean ± sample standard deviation over seeds{differences if len(c.sides) > 1 else ''}."
     )
 
 
 def as_text(c, width=UNLIMITED):
     header, lines = table(c)
-    said = text_table(header[:-1], [line[:-1] for line in lines], width)  # the words follow
+    said = text_table(header[:5], [line[:5] for line in lines], width)  # the words follow
     said += ["", scale_words(c)]
     said += text_table(*overall_table(c), width) if c.overall else []
     return "\n".join([*said, "", *sentences(c)])
