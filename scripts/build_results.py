@@ -101,7 +101,8 @@ def in_short(steps):
 
 def table(folder):
     lines = [
-        "| environment | steps | return | 95% interval | each seed | v1 (upstream) | status |",
+        "| environment | steps | return, mean ± SD | 95% interval | each seed "
+        "| v1 (upstream), mean ± SD | status |",
         "|---|---|---|---|---|---|---|",
     ]
     in_progress = []
@@ -118,26 +119,48 @@ def table(folder):
     return "\n".join(lines + in_progress)
 
 
+def stem_of(folder):
+    """The algorithm file that made the runs of a folder of results/."""
+    stems = [path.stem for path in (ROOT / "cleanrl").glob("*.py")]
+    return max((stem for stem in stems if folder.startswith(stem)), key=len)
+
+
+def evidence(folder, env_id):
+    """Links to the data of a row, the command that makes the runs, their commits and a film."""
+    links = [f"[data](../results/{folder})"]
+    if (ROOT / "benchmark" / f"{folder}.sh").exists():
+        links.append(f"[command](../benchmark/{folder}.sh)")
+    about = RESULTS / folder / "runs.json"
+    runs = json.loads(about.read_text()) if about.exists() else {}
+    of_row = [run for name, run in runs.items() if name.rpartition("__")[0] == env_id]
+    commits = sorted({run["commit"][:7] for run in of_row if run.get("commit")})
+    links += [f"`{commit}`" for commit in commits]
+    film = f"rl-algorithms/videos/{stem_of(folder)}__{env_id}.mp4"
+    if (ROOT / "docs" / film).exists():
+        links.append(f"[film]({film})")
+    return ", ".join(links)
+
+
 def overview():
     """A row for each file and environment; files without data of their own are not run."""
     lines = [
-        "| file | environment | steps | seeds | return | 95% interval | v1 (upstream) | status |",
-        "|---|---|---|---|---|---|---|---|",
+        "| file | environment | steps | seeds | return, mean ± SD | 95% interval "
+        "| v1 (upstream), mean ± SD | status | evidence |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     stems = sorted(path.stem for path in (ROOT / "cleanrl").glob("*.py"))
     shown = set()
     for folder in sorted(TABLES):
-        stem = max((stem for stem in stems if folder.startswith(stem)), key=len)
-        shown.add(stem)
+        shown.add(stem_of(folder))
         name = f"[{folder}](rl-algorithms/{PLAN[folder]['page']})"
         for env_id, planned, finished, _, v1, status in summarize(folder):
             values = " | ".join(describe(list(finished.values())))
             row = f"{name} | {env_id} | {in_short(planned)} | {len(finished)} | {values}"
-            lines.append(f"| {row} | {v1} | {status} |")
+            lines.append(f"| {row} | {v1} | {status} | {evidence(folder, env_id)} |")
     for stem in stems:
         if stem not in shown:
             status = "Elo ratings" if stem in PLAN else "not run"
-            lines.append(f"| {stem} |  |  | 0 |  |  |  | {status} |")
+            lines.append(f"| {stem} |  |  | 0 |  |  |  | {status} |  |")
     return "\n".join(lines)
 
 
@@ -158,7 +181,7 @@ def highlights():
             "CleanRL",
             "v1's published number; the others are inconclusive or below. One of each file:",
             "",
-            "| file | environment | seeds | return | v1 (upstream) | status |",
+            "| file | environment | seeds | return, mean ± SD | v1 (upstream), mean ± SD | status |",
             "|---|---|---|---|---|---|",
             *lines,
         ]

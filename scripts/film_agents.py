@@ -92,7 +92,7 @@ def block(name):
         f"*{told['env_id']}, seed {told['train_seed']}, after {steps} steps: "
         f"the first of ten evaluation episodes{part}, "
         f"with a return of {told['returns'][0]:.1f}. "
-        f"All ten: {told['mean']:.1f} ± {told['std']:.1f}. "
+        f"All ten: {told['mean']:.1f} ± {told['std']:.1f} (mean ± SD). "
         f"Trained by `{told['command']}`.*"
     )
 

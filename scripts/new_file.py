@@ -35,7 +35,7 @@ def test_a_run_is_resumed_and_evaluated(file, tmp_path):
     evaluation = enjoy.evaluate(run, enjoy.load_checkpoint(run), episodes=2, file=file)
     assert len(evaluation["returns"]) == 2
 '''
-PAGE = """# {name}
+PAGE = """# {name} ({name}.py)
 
 [`{name}.py`](../../cleanrl/{name}.py) grew out of [`{parent}.py`](../../cleanrl/{parent}.py).
 
@@ -44,14 +44,18 @@ python cleanrl/{name}.py
 python -m cleanrl_utils.diff {parent} {name}
 ```
 
-## What differs
-
-Nothing yet.
-
 ## Results
 
 No results, and no video yet. The commands of the runs are in
 [`benchmark/{name}.sh`](../../benchmark/{name}.sh).
+
+## Implementation details
+
+Nothing differs yet.
+
+## Hyperparameters
+
+<!-- hyperparameters -->
 """
 SCRIPT = """#!/bin/sh
 # The runs behind the table of docs/rl-algorithms/{page}.md: three seeds, every flag at its default.
@@ -71,11 +75,15 @@ def copy_source(parent, name):
     return '"""'.join([before, "\n".join(lines), after])
 
 
-def add_to_navigation(name, page):
-    """After the last algorithm of mkdocs.yml; returns the new text."""
+def add_to_navigation(name, page, parent):
+    """After the page of the parent in mkdocs.yml; returns the new text."""
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    last = list(re.finditer(r"^ +- .*: rl-algorithms/.*\n", text, re.M))[-1]
-    return f"{text[: last.end()]}      - {name}: rl-algorithms/{page}.md\n{text[last.end() :]}"
+    pages = (ROOT / "docs" / "rl-algorithms").glob("*.md")
+    told = [path.stem for path in pages if f"({parent}.py)\n" in path.read_text(encoding="utf-8")]
+    entries = [*re.finditer(r"^( +)- .*: rl-algorithms/(.*)\.md\n", text, re.M)]
+    place = next((entry for entry in entries if entry[2] in told), entries[-1])
+    new = f"{place[1]}- {name}: rl-algorithms/{page}.md\n"
+    return text[: place.end()] + new + text[place.end() :]
 
 
 def add_to_overview(name):
@@ -84,7 +92,7 @@ def add_to_overview(name):
     without_runs = [i for i, line in enumerate(lines) if re.match(r"\| \w+ \|  \|  \| 0 \|", line)]
     later = [i for i in without_runs if lines[i].split()[1] > name]
     lines.insert(
-        later[0] if later else without_runs[-1] + 1, f"| {name} |  |  | 0 |  |  |  | not run |"
+        later[0] if later else without_runs[-1] + 1, f"| {name} |  |  | 0 |  |  |  | not run |  |"
     )
     return "\n".join(lines)
 
@@ -113,7 +121,7 @@ def main():
         if (ROOT / path).exists():
             raise SystemExit(f"{path} exists already")
     changed = {
-        "mkdocs.yml": add_to_navigation(name, page),
+        "mkdocs.yml": add_to_navigation(name, page, parent),
         "docs/results.md": add_to_overview(name),
     }
     for path, text in (new | changed).items():

@@ -401,13 +401,12 @@ def test_films_are_light_and_pages_without_one_say_why():
     assert films == sorted(f"{name}.{kind}" for name in FILMED for kind in ("mp4", "jpg"))
     sizes = [path.stat().st_size for path in VIDEOS.VIDEOS.iterdir()]
     assert max(sizes) < 500_000 and sum(sizes) < 6_000_000
-    for page in (ROOT / "docs" / "rl-algorithms").glob("*.md"):
+    for name in FILES:
+        page = ROOT / "docs" / HOOKS.about_file(name)[0]
         told = re.search(
             r"\]\(videos/|no video( yet| of a trained)|video of a trained agent", page.read_text()
         )
-        assert told or page.stem == "ppo-details", (
-            f"{page.name} has no video of a trained agent, and does not say why"
-        )
+        assert told, f"{page.name} has no video of a trained agent, and does not say why"
 
 
 @needs_chromium

@@ -13,7 +13,7 @@ import re
 import sys
 import textwrap
 from functools import cache
-from html import escape
+from html import escape, unescape
 from pathlib import Path, PurePosixPath
 
 from mkdocs.structure.files import File, InclusionLevel
@@ -24,7 +24,10 @@ from pygments.util import ClassNotFound
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-sys.path.append(str(ROOT))  # for the tools, from wherever mkdocs is run
+sys.path += [str(ROOT), str(DOCS / "theme")]  # for the tools, from wherever mkdocs is run
+import algorithm_pages  # noqa: E402
+from latex2mathml.converter import convert  # noqa: E402
+
 from cleanrl_utils.diff import compare, read_lines, render_rows  # noqa: E402
 from cleanrl_utils.siblings import split  # noqa: E402
 
@@ -70,6 +73,9 @@ STILL += r'<img alt="(?P<alt>[^"]*)" src="(?P<still>[^"]+)" ?/?></a></p>'
 FILM = re.compile(STILL + r"\s*<p><em>(?P<words>.*?)</em></p>", re.S)
 PLOT = re.compile(
     r'(?P<link><a [^>]*>)?(?P<image><img [^>]*src="(?P<file>[^"]+\.(?:png|svg))"[^>]*>)'
+)
+FORMULA = re.compile(
+    r'<(?P<tag>div|span) class="arithmatex">\\[\[(](?P<latex>.*?)\\[\])]</(?P=tag)>', re.S
 )
 MARK = re.compile(r"\[([a-z][a-z0-9]*) (\d+(?:, \d+)*)\]")
 SKIP = "---\nsearch: {exclude: true}\nhide: [navigation, toc]\n---\n"
@@ -205,23 +211,20 @@ def split_guard(text):
 
 @cache
 def about_file(name):
-    """The page that explains an algorithm file, its heading there, and its docstring's summary."""
-    told = {uri: text for uri, text in pages().items() if uri.startswith("rl-algorithms/")}
-    heading = re.compile(rf"^## (.*\b{name}\.py.*)$", re.M)
-    page = next((uri for uri, text in told.items() if heading.search(text)), None)
-    anchor = slug(heading.search(told[page])[1]) if page else ""
-    if page is None:  # a page of its own, without such a heading
-        page = max(told, key=lambda uri: len(re.findall(rf"cleanrl/{name}\.py", told[uri])))
-        if f"cleanrl/{name}.py" not in told[page]:
-            log.warning(f"cleanrl/{name}.py is explained on no page of docs/rl-algorithms")
-            page = "files.md"
+    """The page of an algorithm file, whose heading ends with its name, and the file's summary."""
+    heading = re.compile(rf"^# .*\({name}\.py\)$", re.M)
+    page = next((uri for uri in pages() if heading.search(pages()[uri])), None)
+    if page is None:
+        log.warning(f"no page of docs/rl-algorithms has a heading that ends with ({name}.py)")
+        page = "files.md"
     docstring = ast.get_docstring(ast.parse((ROOT / "cleanrl" / f"{name}.py").read_text()))
-    words = re.split(r"\.?\n\n", docstring)[0].replace("\n", " ").rstrip(".")
-    return page, anchor, words
+    return page, re.split(r"\.?\n\n", docstring)[0].replace("\n", " ").rstrip(".")
 
 
-def slug(heading):
-    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
+@cache
+def file_of(uri):
+    """The algorithm file that a page is about, if any."""
+    return next((name for name in algorithms() if about_file(name)[0] == uri), None)
 
 
 @cache
@@ -326,9 +329,9 @@ def annotated(name):
     """The Markdown of an annotated file: notes, each behind a comment with its line number."""
     source = (ROOT / "cleanrl" / f"{name}.py").read_text()
     lines, uri = source.splitlines(), f"code/{name}.md"
-    page, anchor, words = about_file(name)
+    page, words = about_file(name)
     grew = parent(name)
-    links = [f"[usage, metrics, results](../{page}{'#' * bool(anchor)}{anchor})"]
+    links = [f"[usage, results, hyperparameters](../{page})"]
     links += [f"[what it changes in {grew}.py](../diff/{name}.md)"] if grew else []
     tests = ROOT / "tests" / f"test_{name}.py"
     links += [f"[its tests](../{page_of(tests)[0]})"] if tests.exists() else []
@@ -393,6 +396,8 @@ def source_page(path):
         names = sorted(p.name for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
         raw = "../" * (name.count("/") + 2) + f"raw/{name}"
         return f"{SKIP}# {name}\n\n" + "\n".join(f"- [{n}]({raw}/{n})" for n in names) + "\n"
+    if path.suffix == ".md":
+        return SKIP + relink(path.read_text(), path.parent, f"source/{name}.md")
     return f"{SKIP}# {name}\n\n<!-- source -->"
 
 
@@ -407,15 +412,12 @@ def source_html(path):
 
 def files_table():
     """The table of files.md."""
-    rows = ["| file | what it is | grew out of | explained |", "|---|---|---|---|"]
+    rows = ["| file | what it is | grew out of | results and usage |", "|---|---|---|---|"]
     for name in algorithms():
-        page, anchor, words = about_file(name)
-        title = re.search(r"^# (?:.*\()?([^()\n]+)\)?$", pages()[page], re.M)[1]
+        page, words = about_file(name)
         grew = f"[`{parent(name)}.py`: what changed](diff/{name}.md)" if parent(name) else ""
-        rows.append(
-            f"| [`{name}.py`](code/{name}.md) | {words} | {grew} "
-            f"| [{title}]({page}{'#' * bool(anchor)}{anchor}) |"
-        )
+        title = re.search(r"^# (.*) \(\w+\.py\)$", pages()[page], re.M)[1]
+        rows.append(f"| [`{name}.py`](code/{name}.md) | {words} | {grew} | [{title}]({page}) |")
     return '<div class="stacked" markdown>\n\n' + "\n".join(rows) + "\n\n</div>"
 
 
@@ -479,11 +481,24 @@ def detail_sections(family):
     return "\n\n".join(parts)
 
 
+def linked_files():
+    """The files and folders outside docs/ that a page links to, those of generated links included."""
+    linked = {*(ROOT / "benchmark").glob("*.sh"), *(ROOT / "results").glob("*/NOTES.md")}
+    linked |= {ROOT / "tests" / f"test_{name}.py" for name in algorithms()}
+    linked |= {path.parent for path in (ROOT / "results").glob("*/runs.json")}
+    texts = [(base_of(uri), text) for uri, text in pages().items()]
+    texts += [(path.parent, path.read_text()) for path in linked if path.suffix == ".md"]
+    for base, text in texts:
+        targets = [match["target"].partition("#")[0] for match in LINK.finditer(text)]
+        linked |= {Path(os.path.normpath(base / target)) for target in targets}
+    return sorted(path for path in linked if is_outside(path) and path.exists())
+
+
 # ---- what MkDocs calls ----
 
 
 def on_files(files, config):
-    for cached in (pages, details, about_file, anatomy):
+    for cached in (pages, details, about_file, file_of, anatomy):
         cached.cache_clear()  # mkdocs serve builds again and again
 
     def add(uri, **content):
@@ -496,13 +511,7 @@ def on_files(files, config):
         add(f"raw/cleanrl/{name}.py", abs_src_path=str(ROOT / "cleanrl" / f"{name}.py"))
         if parent(name):
             add(f"diff/{name}.md", content=diff_page(name)[0])
-    linked = {ROOT / "tests" / f"test_{name}.py" for name in algorithms()}
-    for uri, text in pages().items():
-        linked |= {
-            Path(os.path.normpath(base_of(uri) / match["target"].partition("#")[0]))
-            for match in LINK.finditer(text)
-        }
-    for path in sorted(path for path in linked if is_outside(path) and path.exists()):
+    for path in linked_files():
         uri = page_of(path)[0]
         if uri.startswith("source/"):
             add(uri, content=source_page(path))
@@ -516,25 +525,14 @@ def on_page_markdown(markdown, page, config, files):
     uri = page.file.src_uri
     if uri.startswith(("code/", "diff/", "source/")):
         return markdown
-    if uri in ("index.md", "files.md"):  # wider
-        page.meta["hide"] = ["navigation"] if uri == "index.md" else ["toc"]
-    if uri.startswith("rl-algorithms/"):
-        markdown = add_anchors(markdown)
-        for name in algorithms():  # under its heading, or the page's, the ways to read a file
-            page_of_file, anchor, _ = about_file(name)
-            links = f"[`{name}.py` with notes](../code/{name}.md)"
-            links += (
-                f" · [what it changes in `{parent(name)}.py`](../diff/{name}.md)"
-                if parent(name)
-                else ""
-            )
-            if page_of_file == uri:
-                heading = re.compile(rf"^## .*\b{name}\.py.*$" if anchor else r"^# .*$", re.M)
-                markdown = heading.sub(
-                    lambda match, links=links: f"{match[0]}\n\n{links}\n{{: .links }}\n",
-                    markdown,
-                    count=1,
-                )
+    if uri in ("index.md", "files.md", "results.md"):  # wider
+        page.meta["hide"] = ["toc"] if uri == "files.md" else ["navigation"]
+    name = file_of(uri)
+    if name:
+        markdown = algorithm_pages.summary(name, parent(name), markdown)
+        markdown = algorithm_pages.fold_details(markdown)
+        table = algorithm_pages.hyperparameters(name)
+        markdown = markdown.replace("<!-- hyperparameters -->", table)
     markdown = relink(indent_lists(markdown), base_of(uri), uri)
     markdown = re.sub(
         r"^\| (core|continuous) (?=\d+ \|)", r"| \1&nbsp;", markdown, flags=re.M
@@ -556,20 +554,11 @@ def film(match):
     return f'<figure class="film">{player}<figcaption>{match["words"]}</figcaption></figure>'
 
 
-def add_anchors(markdown):
-    """An anchor for each numbered detail, such as #core-5."""
-
-    def anchor(match):
-        found = DETAIL.search(match[0])
-        if (
-            not found
-            or details()[0].get((found["family"], int(found["number"])), {}).get("file")
-            != found["file"]
-        ):
-            return match[0]
-        return f'{match[1]}<a id="{found["family"]}-{found["number"]}"></a>{match[2]}'
-
-    return re.sub(r"^(\d+\. )(.*?)(?=^\d+\. |^\n|\Z)", anchor, markdown, flags=re.M | re.S)
+def formula(match):
+    """A formula as MathML, which browsers draw without fonts or scripts of ours."""
+    tag, latex = match["tag"], unescape(match["latex"])
+    display = "block" if tag == "div" else "inline"
+    return f'<{tag} class="formula">{convert(latex, display=display)}</{tag}>'
 
 
 def on_page_content(html, page, config, files):
@@ -586,6 +575,7 @@ def on_page_content(html, page, config, files):
         body, count = source_html(ROOT / uri.removeprefix("source/").removesuffix(".md"))
         html = html.replace("<!-- source -->", body)
     html = FILM.sub(film, html)
+    html = FORMULA.sub(formula, html)
     html = re.sub(r"<code>(--[^<\s]{1,30})</code>", r'<code class="flag">\1</code>', html)
     html = PLOT.sub(
         lambda match: (

@@ -1,0 +1,199 @@
+"""What is generated on the page of an algorithm file, from its source and from results/.
+
+- the summary under the heading: labels, headline result, ways to read and run the file
+- <!-- hyperparameters -->: a table of the flags in Args, beside the paper's values (papers.toml)
+- each numbered detail as a line that opens
+"""
+
+import json
+import re
+import sys
+import tomllib
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "scripts"))
+import build_results  # noqa: E402
+import film_agents  # noqa: E402
+
+FLAG = re.compile(r"^    (?P<name>\w+): (?P<type>[^=]+) = (?P<default>.+?)  # (?P<help>.+)$", re.M)
+DETAIL = re.compile(r"^\d+\. \*\*.*?(?=^\d+\. \*\*|^\n(?! {3})|\Z)", re.M | re.S)
+TAG = re.compile(r'\[line \d+\]\((?P<link>[^)\s]+) "(?P<family>[a-z][a-z0-9]*) (?P<number>\d+)"\)')
+GUARDS = re.compile(
+    r"\s*\(\[line \d+\]\([^)]*\),\s+(?P<tests>\[`test_\w+`\]\([^)]*\)(?:,\s+\[`test_\w+`\]\([^)]*\))*)\)"
+)
+PAPERS = tomllib.loads((ROOT / "docs" / "theme" / "papers.toml").read_text(encoding="utf-8"))
+RANK = ["better", "reproduced", "inconclusive", "below", "no published number", "partial"]
+WORDS = {  # of a file's name, and the label that each stands for
+    "jax": "JAX",
+    "atari": "Atari",
+    "jaxtari": "Atari",
+    "procgen": "Procgen",
+    "lstm": "recurrent policy",
+    "rnn": "recurrent policy",
+    "envpool": "EnvPool",
+    "multigpu": "several GPUs",
+    "continuous": "continuous actions",
+    "multidiscrete": "MultiDiscrete actions",
+    "ma": "multi-agent",
+    "isaacgym": "GPU simulation",
+}
+
+
+def read_source(name):
+    return (ROOT / "cleanrl" / f"{name}.py").read_text(encoding="utf-8")
+
+
+# ---- hyperparameters ----
+
+
+def read_flags(name):
+    """Two lists of flags: those of every file, and those of this algorithm."""
+    body = read_source(name).split("class Args:\n")[1].split("    def check")[0]
+    shared, _, own = body.partition("\n\n")
+    return [[match.groupdict() for match in FLAG.finditer(part)] for part in (shared, own)]
+
+
+def flag_rows(flags, paper=None):
+    told = " | paper" if paper else ""
+    rows = [f"| flag | default{told} | meaning |", "|---|---|---|" + "---|" * bool(paper)]
+    for flag in flags:
+        name = "--" + flag["name"].replace("_", "-")
+        default = flag["default"].replace("Path(__file__).stem", "the file's name")
+        cells = [f"`{name}`", f"`{default}`" if default != "the file's name" else default]
+        cells += [str(paper.get(flag["name"], ""))] if paper else []
+        rows.append(f"| {' | '.join([*cells, flag['help'].replace('|', 'or')])} |")
+    return "\n".join(rows)
+
+
+def hyperparameters(name):
+    shared, own = read_flags(name)
+    paper = PAPERS.get(name, {})
+    unknown = set(paper) - {"source"} - {flag["name"] for flag in own}
+    if unknown:
+        raise SystemExit(f"docs/theme/papers.toml: {name} has no flag {', '.join(sorted(unknown))}")
+    told = f"\nThe paper's values: {paper['source']}.\n" if paper else ""
+    return (
+        f"{flag_rows(own, paper)}\n{told}\n"
+        '<details markdown>\n<summary markdown="span">Flags of every file</summary>\n\n'
+        f"{flag_rows(shared)}\n\n</details>"
+    )
+
+
+# ---- details ----
+
+
+def fold_details(markdown):
+    """Each item of a list of details becomes a line with its title that opens."""
+
+    def fold(match):
+        item, tag = match[0], TAG.search(match[0])
+        title = re.match(r"\d+\. \*\*(.+?)\*\*", item, re.S)
+        guards = GUARDS.search(item)
+        if not (tag and guards):
+            return item
+        body = re.sub(r"^\d+\. ", "", item[: guards.start()] + item[guards.end() :])
+        body = re.sub(r"^ {3,4}", "", body, flags=re.M).strip()
+        words = re.sub(r"\s+", " ", title[1])
+        if words.endswith("."):  # the line that opens has said it
+            body = re.sub(r"^\*\*.+?\*\*\s*", "", body, flags=re.S)
+        number = f"{tag['family']} {tag['number']}"
+        line = tag["link"].rpartition("#L")[2]
+        tests = re.sub(r"\s+", " ", guards["tests"])
+        return (
+            f'<details class="detail" id="{number.replace(" ", "-")}" markdown>\n'
+            f'<summary markdown="span"><span class="number">{number}</span> {words.rstrip(".")} '
+            f"[line {line}]({tag['link']}){{.line-link}}</summary>\n\n"
+            f"{body}\n\nTest: {tests}\n\n</details>\n\n"
+        )
+
+    return DETAIL.sub(fold, markdown)
+
+
+# ---- the summary ----
+
+
+@cache
+def results_of(name):
+    """(folder, row of build_results.summarize) of a file's tables, the best known first."""
+    found = []
+    for folder in build_results.TABLES:
+        if build_results.stem_of(folder) == name:
+            found += [(folder, row) for row in build_results.summarize(folder)]
+    return sorted(found, key=lambda item: RANK.index(item[1][-1]))
+
+
+def labels(name):
+    words = name.split("_")
+    told = [label for word, label in WORDS.items() if word in words]
+    told += [] if "JAX" in told else ["PyTorch"]
+    on_policy = words[0] in ("ppo", "ppg", "rpo", "pqn")
+    told += ["on-policy" if on_policy else "off-policy"]
+    if not any("actions" in label for label in told):
+        told.append("discrete actions")
+    return sorted(dict.fromkeys(told))
+
+
+def headline(name):
+    """The best known result in one sentence, and the status of all of the file's results."""
+    rows = results_of(name)
+    if not rows:
+        return "No published runs yet.", "not run"
+    _, (env_id, planned, finished, stopped, v1, status) = rows[0]
+    steps = build_results.in_short(planned)
+    if finished:
+        values, _ = build_results.describe(list(finished.values()))
+        of = "mean ± standard deviation of" if len(finished) > 1 else "return of"
+        seeds = f"{len(finished)} seeds" if len(finished) > 1 else "one seed"
+        told = f"**{env_id}: {values}** ({of} {seeds}, {steps} steps)"
+    else:
+        final, so_far = max(stopped.values(), key=lambda run: run[1])
+        told = (
+            f"**{env_id}: {final:.1f}** so far ({build_results.in_short(so_far)} of {steps} steps)"
+        )
+    if v1 != "none":
+        told += f"; CleanRL v1: {v1}"
+    return told + ".", status
+
+
+@cache
+def films():
+    return json.loads(film_agents.DATA.read_text(encoding="utf-8"))
+
+
+def summary(name, parent, markdown):
+    """The page with its first film moved into a summary under the heading."""
+    shown = [film for film, about in films().items() if about["file"] == f"{name}.py"]
+    blocks = [film_agents.block(film) for film in shown]
+    first = next((block for block in blocks if block in markdown), "")
+    markdown = markdown.replace(first, "", 1) if first else markdown
+    told, status = headline(name)
+    marks = "".join(f'<span class="label">{label}</span>' for label in labels(name))
+    marks += f'<span class="label status">{status}</span>'
+    links = [f"[annotated code](../code/{name}.md)"]
+    links += [f"[changes against {parent}.py](../diff/{name}.md)"] if parent else []
+    tests = [path.stem for path in (ROOT / "tests").glob("test_*.py")]
+    mine = max((stem for stem in tests if f"test_{name}".startswith(stem)), key=len)
+    links += [f"[tests](../../tests/{mine}.py)"]
+    folders = list(dict.fromkeys(folder for folder, _ in results_of(name)))
+    links += [f"[data](../../results/{folders[0]})"] if folders else []
+    scripts = [ROOT / "benchmark" / f"{stem}.sh" for stem in (name, *folders)]
+    script = next((path for path in scripts if path.exists()), None)
+    links += [f"[benchmark](../../benchmark/{script.name})"] if script else []
+    links += [f"[the bare file](../raw/cleanrl/{name}.py)"]
+    card = "\n\n".join(
+        [
+            '<div class="card" markdown>\n<div markdown>',
+            f'<p class="labels">{marks}</p>',
+            f"{told} [All results](../results.md).",
+            f"```bash\nuv run cleanrl/{name}.py\n```",
+            f"{' · '.join(links)}",
+            "</div>",
+            first,
+            "</div>",
+        ]
+    )
+    return re.sub(
+        r"^# .*$", lambda heading: f"{heading[0]}\n\n{card}\n", markdown, count=1, flags=re.M
+    )

@@ -1,0 +1,73 @@
+// What a page does beside Material's own scripts: details open where a link leads into them, and
+// the table of results is sorted by a click on a heading and filtered by what is typed.
+
+function openTarget() {
+  const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  const details = target && target.closest("details");
+  if (details) {
+    details.open = true;
+    details.scrollIntoView();
+  }
+}
+
+function number(text) {
+  const found = text.replace(/,/g, "").match(/^-?\d+(\.\d+)?/);
+  const unit = { k: 1e3, M: 1e6 }[text.slice(-1)] || 1;
+  return found ? Number(found[0]) * unit : null;
+}
+
+function sortRows(table, column, falling) {
+  const body = table.tBodies[0];
+  const key = row => row.cells[column].textContent.trim();
+  const rows = [...body.rows].sort((a, b) => {
+    const [x, y] = [key(a), key(b)];
+    if (!x || !y) return (x ? 0 : 1) - (y ? 0 : 1); // empty cells come last
+    const [m, n] = [number(x), number(y)];
+    const order = m !== null && n !== null ? m - n : x.localeCompare(y);
+    return falling ? -order : order;
+  });
+  body.append(...rows);
+}
+
+function prepareResults(frame) {
+  const table = frame.querySelector("table");
+  const heads = [...table.tHead.rows[0].cells];
+  heads.forEach((head, column) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.append(...head.childNodes);
+    head.append(button);
+    button.addEventListener("click", () => {
+      const falling = head.getAttribute("aria-sort") === "ascending";
+      heads.forEach(other => other.removeAttribute("aria-sort"));
+      head.setAttribute("aria-sort", falling ? "descending" : "ascending");
+      sortRows(table, column, falling);
+    });
+    for (const row of table.tBodies[0].rows) {
+      row.cells[column].dataset.label = head.textContent.trim();
+    }
+  });
+  const filter = document.createElement("input");
+  const shown = document.createElement("span");
+  filter.type = "search";
+  filter.placeholder = "Filter: dqn, Atari, reproduced, ...";
+  filter.setAttribute("aria-label", "Filter the results");
+  const update = () => {
+    const words = filter.value.toLowerCase().split(/\s+/);
+    const rows = [...table.tBodies[0].rows];
+    for (const row of rows) {
+      const text = row.textContent.toLowerCase();
+      row.hidden = !words.every(word => text.includes(word));
+    }
+    shown.textContent = `${rows.filter(row => !row.hidden).length} of ${rows.length} rows`;
+  };
+  filter.addEventListener("input", update);
+  frame.prepend(filter, shown);
+  update();
+}
+
+addEventListener("hashchange", openTarget);
+addEventListener("DOMContentLoaded", () => {
+  openTarget();
+  document.querySelectorAll(".results").forEach(prepareResults);
+});
