@@ -181,7 +181,8 @@ def highlights():
             "CleanRL",
             "v1's published number; the others are inconclusive or below. One of each file:",
             "",
-            "| file | environment | seeds | return, mean ± SD | v1 (upstream), mean ± SD | status |",
+            "| file | environment | seeds | return, mean ± SD | v1 (upstream), mean ± SD "
+            "| status |",
             "|---|---|---|---|---|---|",
             *lines,
         ]

@@ -125,6 +125,41 @@ def test_every_page_is_in_the_nav():
     assert sorted(nav()) == sorted(set(nav())), "twice in the nav"
 
 
+def test_the_repository_of_the_site():
+    for origin in ("git@host.org:me/rl.git", "https://token@host.org/me/rl.git"):
+        assert HOOKS.repository({}, origin) == "https://host.org/me/rl"
+    actions = {"GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": "me/rl"}
+    assert HOOKS.repository(actions, "/a/folder") == "https://github.com/me/rl"
+    assert HOOKS.repository({}, "/a/folder") is None and HOOKS.repository({}, "") is None
+
+
+def test_hyperparameters_are_those_of_the_file():
+    pages = HOOKS.algorithm_pages
+    for name in FILES:
+        shared, own = ([flag["name"] for flag in flags] for flags in pages.read_flags(name))
+        args = runpy.run_path(str(FILES[name]))["Args"] if name == "ppo" else None
+        if args:
+            assert [*shared, *own] == [*vars(args())]
+        assert "seed" in shared and "env_id" in own
+        assert f"| `--{own[0].replace('_', '-')}` |" in pages.hyperparameters(name)
+
+
+def test_details_open_one_by_one():
+    text = """1. **One.** It
+   is so.
+   ([line 5](../../cleanrl/ppo.py#L5 "core 1"), [`test_core_1_a`](../../tests/test_ppo.py))
+2. **Two** things.
+   ([line 9](../../cleanrl/ppo.py#L9 "core 2"), [`test_core_2_b`](../../tests/test_ppo.py),
+   [`test_core_2_c`](../../tests/test_ppo.py))
+
+After.
+"""
+    told = HOOKS.algorithm_pages.fold_details(text)
+    assert told.count("<details") == told.count("</details>") == 2 and "After." in told
+    assert 'id="core-1" markdown' in told and "\n\nIt\nis so.\n\nTest: [`test_core_1_a`]" in told
+    assert "\n\n**Two** things.\n\nTest:" in told and "[`test_core_2_c`]" in told
+
+
 def test_every_extra_is_on_the_page():
     told = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "installation.md").read_text(), re.M)
     assert sorted(told) == sorted(

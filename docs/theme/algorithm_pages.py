@@ -20,9 +20,8 @@ import film_agents  # noqa: E402
 FLAG = re.compile(r"^    (?P<name>\w+): (?P<type>[^=]+) = (?P<default>.+?)  # (?P<help>.+)$", re.M)
 DETAIL = re.compile(r"^\d+\. \*\*.*?(?=^\d+\. \*\*|^\n(?! {3})|\Z)", re.M | re.S)
 TAG = re.compile(r'\[line \d+\]\((?P<link>[^)\s]+) "(?P<family>[a-z][a-z0-9]*) (?P<number>\d+)"\)')
-GUARDS = re.compile(
-    r"\s*\(\[line \d+\]\([^)]*\),\s+(?P<tests>\[`test_\w+`\]\([^)]*\)(?:,\s+\[`test_\w+`\]\([^)]*\))*)\)"
-)
+TEST = r"\[`test_\w+`\]\([^)]*\)"
+GUARDS = re.compile(rf"\s*\(\[line \d+\]\([^)]*\),\s+(?P<tests>{TEST}(?:,\s+{TEST})*)\)")
 PAPERS = tomllib.loads((ROOT / "docs" / "theme" / "papers.toml").read_text(encoding="utf-8"))
 RANK = ["better", "reproduced", "inconclusive", "below", "no published number", "partial"]
 WORDS = {  # of a file's name, and the label that each stands for
@@ -138,9 +137,13 @@ def labels(name):
 def headline(name):
     """The best known result in one sentence, and the status of all of the file's results."""
     rows = results_of(name)
+    if "kind" in build_results.PLAN.get(name, {}):
+        return "Rated against its own earlier agents.", "Elo ratings"
     if not rows:
-        return "No published runs yet.", "not run"
+        return "No published curves yet.", "not run"
     _, (env_id, planned, finished, stopped, v1, status) = rows[0]
+    reproduced = [row for _, row in rows if row[-1] in ("better", "reproduced")]
+    status = f"reproduced {len(reproduced)} of {len(rows)}" if reproduced else status
     steps = build_results.in_short(planned)
     if finished:
         values, _ = build_results.describe(list(finished.values()))
@@ -149,9 +152,8 @@ def headline(name):
         told = f"**{env_id}: {values}** ({of} {seeds}, {steps} steps)"
     else:
         final, so_far = max(stopped.values(), key=lambda run: run[1])
-        told = (
-            f"**{env_id}: {final:.1f}** so far ({build_results.in_short(so_far)} of {steps} steps)"
-        )
+        reached = build_results.in_short(so_far)
+        told = f"**{env_id}: {final:.1f}** so far ({reached} of {steps} steps)"
     if v1 != "none":
         told += f"; CleanRL v1: {v1}"
     return told + ".", status
@@ -194,6 +196,25 @@ def summary(name, parent, markdown):
             "</div>",
         ]
     )
-    return re.sub(
-        r"^# .*$", lambda heading: f"{heading[0]}\n\n{card}\n", markdown, count=1, flags=re.M
-    )
+    heading, rest = markdown.split("\n", 1)
+    return f"{heading}\n\n{card}\n{rest}"
+
+
+# ---- what is known to be missing ----
+
+
+def status_table():
+    """How far the results of each file are; "reproduced 2 of 3" counts its environments."""
+    stems = sorted(path.stem for path in (ROOT / "cleanrl").glob("*.py"))
+    statuses = {name: headline(name)[1] for name in stems}
+    rows = ["| results | files |", "|---|---|"]
+    for status in sorted(set(statuses.values())):
+        names = [name for name in stems if statuses[name] == status]
+        told = ", ".join(f"[`{name}`](code/{name}.md)" for name in names)
+        rows.append(f"| {status} ({len(names)}) | {told} |")
+    return "\n".join(rows)
+
+
+def count_mutations():
+    files = (ROOT / "tests" / "mutations").glob("*.toml")
+    return str(sum(len(tomllib.loads(file.read_text())["mutation"]) for file in files))

@@ -10,6 +10,7 @@ import ast
 import logging
 import os
 import re
+import subprocess
 import sys
 import textwrap
 from functools import cache
@@ -79,6 +80,7 @@ FORMULA = re.compile(
 )
 MARK = re.compile(r"\[([a-z][a-z0-9]*) (\d+(?:, \d+)*)\]")
 SKIP = "---\nsearch: {exclude: true}\nhide: [navigation, toc]\n---\n"
+BESIDE = "---\nhide: [navigation]\n---\n"  # the parts of the file in the sidebar
 
 
 log = logging.getLogger("mkdocs.hooks")  # a warning is an error in a strict build
@@ -337,7 +339,7 @@ def annotated(name):
     links += [f"[its tests](../{page_of(tests)[0]})"] if tests.exists() else []
     links += [f"[the bare file](../raw/cleanrl/{name}.py)", "[all files](../files.md)"]
     told = [
-        f"{SKIP}# {name}.py\n",
+        f"{BESIDE}# {name}.py\n",
         f"{words}.\n",
         " · ".join(links) + "\n{: .links }\n",
     ]
@@ -374,8 +376,24 @@ def weave(html, name):
         code = code_html(lines[n - 1 : end - 1], n)
         if shared and n == shared.start:  # whoever knows one file can skip it in all
             code = f"<details><summary>Show these {len(shared)} lines</summary>{code}</details>"
+        note = fold_note(note, end - n)
         parts.append(f'<section><div class="note">{note}</div>{code}</section>')
-    return f'{head}<div class="annotated">{"".join(parts)}</div>', len(lines)
+    # the search finds the page by its title and summary, and the notes on the algorithm's page
+    body = f'<div class="annotated" data-search-exclude>{"".join(parts)}</div>'
+    return head + body, len(lines)
+
+
+def fold_note(note, num_lines):
+    """A note that is longer than its code would tear the code apart: its details open."""
+    if len(re.sub(r"<.*?>", "", note)) < 44 * (num_lines + 3):
+        return note
+    head, *told = re.split(r'(?=<p><a class="mark")', note)
+    for detail in told:
+        mark = re.match(r"<p>(<a .*?</a>) (<strong>.*?</strong>)", detail, re.S)
+        title = f"{mark[1]} {mark[2]}" if mark else "more"
+        rest = f"<p>{detail[mark.end() :]}" if mark else detail
+        head += f'<details class="more"><summary>{title}</summary>{rest}</details>'
+    return head
 
 
 def diff_page(name):
@@ -482,7 +500,7 @@ def detail_sections(family):
 
 
 def linked_files():
-    """The files and folders outside docs/ that a page links to, those of generated links included."""
+    """What pages link to outside docs/, including what generated links lead to."""
     linked = {*(ROOT / "benchmark").glob("*.sh"), *(ROOT / "results").glob("*/NOTES.md")}
     linked |= {ROOT / "tests" / f"test_{name}.py" for name in algorithms()}
     linked |= {path.parent for path in (ROOT / "results").glob("*/runs.json")}
@@ -495,6 +513,25 @@ def linked_files():
 
 
 # ---- what MkDocs calls ----
+
+
+def repository(environment, origin):
+    """The address of the repository that the site is built from, or None."""
+    if "GITHUB_REPOSITORY" in environment:
+        return f"{environment['GITHUB_SERVER_URL']}/{environment['GITHUB_REPOSITORY']}"
+    match = re.fullmatch(r"(?:https?://(?:[^@/]+@)?|git@)([\w.-]+)[:/](.+?)(?:\.git)?/?", origin)
+    return f"https://{match[1]}/{match[2]}" if match else None
+
+
+def on_config(config):
+    """A link to the repository in the footer; the theme's own would ask its host for stars."""
+    command = ["git", "-C", str(ROOT), "remote", "get-url", "origin"]
+    origin = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    address = repository(os.environ, origin)
+    if address:
+        icon = "fontawesome/brands/git-alt"
+        config.extra["social"] = [{"icon": icon, "link": address, "name": "Repository"}]
+    return config
 
 
 def on_files(files, config):
@@ -540,7 +577,12 @@ def on_page_markdown(markdown, page, config, files):
     markdown = re.sub(
         r"^<!-- details (\w+) -->$", lambda match: detail_sections(match[1]), markdown, flags=re.M
     )
-    for mark, table in {"<!-- files -->": files_table, "<!-- systems -->": systems_table}.items():
+    tables = {"<!-- files -->": files_table, "<!-- systems -->": systems_table}
+    tables |= {
+        "<!-- status -->": algorithm_pages.status_table,
+        "<!-- count mutations -->": algorithm_pages.count_mutations,
+    }
+    for mark, table in tables.items():
         markdown = markdown.replace(mark, table()) if mark in markdown else markdown
     return markdown
 
