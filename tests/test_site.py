@@ -228,7 +228,7 @@ def test_a_detail_is_explained_beside_its_line(site):
     beside = {}
     for section in re.findall(r"<section>(.*?)</section>", html, re.S):
         note, code = section.split('<div class="highlight source">')
-        beside |= {int(n): note for n in re.findall(r'id="L(\d+)"', code)[:1]}
+        beside |= {int(n): note for n in re.findall(r'id="L(\d+)"', code)}
     lines = FILES["ppo"].read_text().splitlines()
     for number, words in {
         5: "exponentially weighted mean",

@@ -11,6 +11,7 @@ import sys
 import tomllib
 from functools import cache
 from pathlib import Path
+from statistics import median
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "scripts"))
@@ -218,3 +219,72 @@ def status_table():
 def count_mutations():
     files = (ROOT / "tests" / "mutations").glob("*.toml")
     return str(sum(len(tomllib.loads(file.read_text())["mutation"]) for file in files))
+
+
+# ---- home ----
+
+
+def tiles():
+    """Four figures from the data, each with the page that has the evidence."""
+    judged = [
+        row[-1]
+        for folder in build_results.TABLES
+        for row in build_results.summarize(folder)
+        if row[-2] != "none" and row[-1] != "partial"
+    ]
+    matched = sum(status in ("better", "reproduced") for status in judged)
+    speed = json.loads((ROOT / "results" / "speed.json").read_text(encoding="utf-8"))
+    (ppo,) = [told for told in speed if told["file"] == "ppo"]
+    faster = median(figures["ours"] / figures["sb3"] for figures in ppo["rounds"])
+    folders = (ROOT / "results").glob("*/runs.json")
+    runs = sum(len(json.loads(path.read_text(encoding="utf-8"))) for path in folders)
+    told = {
+        f"{matched} of {len(judged)}": "results with three seeds or more match or exceed "
+        "[v1's published number](results.md)",
+        f"{faster:.1f} times": "the throughput of Stable-Baselines3: "
+        "[`ppo.py` on CartPole](speed.md)",
+        f"{int(count_mutations()):,}": "mutations, each of which [a test must notice](trust.md)",
+        f"{runs:,} runs": "published with [curve, flags, commit and versions](results.md)",
+    }
+    body = "\n\n".join(
+        f'<div class="tile" markdown>\n**{figure}**\n\n{words}\n</div>'
+        for figure, words in told.items()
+    )
+    return f'<div class="tiles" markdown>\n\n{body}\n\n</div>'
+
+
+def cards():
+    """The overviews, each with the still of a film."""
+    told = [
+        (
+            "ppo_continuous_action__Hopper-v4",
+            "on-policy",
+            "On-policy",
+            "PPO, RPO, PPG, RND: recurrent, multi-GPU, self-play",
+        ),
+        (
+            "dqn__CartPole-v1",
+            "off-policy-discrete",
+            "Off-policy, discrete actions",
+            "DQN, C51, Rainbow, PQN, SAC",
+        ),
+        (
+            "ddpg_continuous_action__HalfCheetah-v4",
+            "off-policy-continuous",
+            "Off-policy, continuous actions",
+            "DDPG, TD3, SAC, TQC, DroQ, CrossQ",
+        ),
+        (
+            "ppo_continuous_action_jax__brax-ant",
+            "jax-and-gpu",
+            "JAX and GPU simulation",
+            "gymnax, Brax, Playground, JAXtari, Isaac Lab, mjlab",
+        ),
+    ]
+    body = "\n\n".join(
+        '<div class="tile" markdown>\n'
+        f"[![{title}](rl-algorithms/videos/{still}.jpg){{ loading=lazy }}](rl-algorithms/{page}.md)"
+        f"\n\n[**{title}**](rl-algorithms/{page}.md)\n\n{words}\n</div>"
+        for still, page, title, words in told
+    )
+    return f'<div class="tiles" markdown>\n\n{body}\n\n</div>'

@@ -343,7 +343,7 @@ def annotated(name):
         f"{words}.\n",
         " · ".join(links) + "\n{: .links }\n",
     ]
-    starts, seen = step_lines(source), set()
+    starts, shared, seen, last = step_lines(source), shared_lines(source), set(), 0
     args = lines.index("class Args:")
     for n, line in enumerate(lines, 1):
         notes = []
@@ -360,8 +360,11 @@ def annotated(name):
         if fresh:
             seen.update(fresh)
             notes += detail_notes(name, line)
-        if notes:
+        if notes and n < last + 4 and not {n, last} & {shared.start, shared.stop}:
+            told[-1] += "\n" + "\n\n".join(notes) + "\n"  # beside the lines just before
+        elif notes:
             told.append(f"<!-- note {n} -->\n\n" + "\n\n".join(notes) + "\n")
+            last = n
     return "\n".join(told)
 
 
@@ -385,7 +388,7 @@ def weave(html, name):
 
 def fold_note(note, num_lines):
     """A note that is longer than its code would tear the code apart: its details open."""
-    if len(re.sub(r"<.*?>", "", note)) < 44 * (num_lines + 3):
+    if len(re.sub(r"<.*?>", "", note)) < 34 * num_lines:
         return note
     head, *told = re.split(r'(?=<p><a class="mark")', note)
     for detail in told:
@@ -563,7 +566,7 @@ def on_page_markdown(markdown, page, config, files):
     if uri.startswith(("code/", "diff/", "source/")):
         return markdown
     if uri in ("index.md", "files.md", "results.md"):  # wider
-        page.meta["hide"] = ["toc"] if uri == "files.md" else ["navigation"]
+        page.meta["hide"] = ["toc"] if uri == "files.md" else ["navigation", "toc"]
     name = file_of(uri)
     if name:
         markdown = algorithm_pages.summary(name, parent(name), markdown)
@@ -581,6 +584,8 @@ def on_page_markdown(markdown, page, config, files):
     tables |= {
         "<!-- status -->": algorithm_pages.status_table,
         "<!-- count mutations -->": algorithm_pages.count_mutations,
+        "<!-- tiles -->": algorithm_pages.tiles,
+        "<!-- cards -->": algorithm_pages.cards,
     }
     for mark, table in tables.items():
         markdown = markdown.replace(mark, table()) if mark in markdown else markdown

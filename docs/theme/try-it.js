@@ -32,7 +32,7 @@ const cartpole = {
 };
 
 async function tryIt(root) {
-  const { checkpoints } = await (await fetch("cartpole.json")).json();
+  const { checkpoints } = await (await fetch(root.dataset.agent || "cartpole.json")).json();
   const find = (name) => root.querySelector(`[data-part=${name}]`);
   const canvas = find("canvas"), slider = find("slider"), pause = find("pause");
   const drawing = canvas.getContext("2d");
