@@ -382,7 +382,7 @@ def weave(html, name):
         note = fold_note(note, end - n)
         parts.append(f'<section><div class="note">{note}</div>{code}</section>')
     # the search finds the page by its title and summary, and the notes on the algorithm's page
-    body = f'<div class="annotated" data-search-exclude>{"".join(parts)}</div>'
+    body = f'<article class="annotated" data-search-exclude>{"".join(parts)}</article>'
     return head + body, len(lines)
 
 
