@@ -37,7 +37,12 @@ def test_a_run_is_resumed_and_evaluated(file, tmp_path):
 '''
 PAGE = """# {name} ({name}.py)
 
-[`{name}.py`](../../cleanrl/{name}.py) grew out of [`{parent}.py`](../../cleanrl/{parent}.py).
+[`{name}.py`](../../cleanrl/{name}.py) grew out of
+[`{parent}.py`](../../cleanrl/{parent}.py), whose objective it has:
+
+{formula}
+
+## Run
 
 ```bash
 python cleanrl/{name}.py
@@ -56,6 +61,14 @@ Nothing differs yet.
 ## Hyperparameters
 
 <!-- hyperparameters -->
+
+## Logged metrics
+
+[Those of `{parent}.py`](../metrics.md).
+
+## Limitations
+
+- No results yet.
 """
 SCRIPT = """#!/bin/sh
 # The runs behind the table of docs/rl-algorithms/{page}.md: three seeds, every flag at its default.
@@ -75,13 +88,17 @@ def copy_source(parent, name):
     return '"""'.join([before, "\n".join(lines), after])
 
 
+def find_page(parent):
+    """The page of a file, whose heading ends with the file's name."""
+    pages = sorted((ROOT / "docs" / "rl-algorithms").glob("*.md"))
+    return next(path for path in pages if f"({parent}.py)\n" in path.read_text(encoding="utf-8"))
+
+
 def add_to_navigation(name, page, parent):
     """After the page of the parent in mkdocs.yml; returns the new text."""
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    pages = (ROOT / "docs" / "rl-algorithms").glob("*.md")
-    told = [path.stem for path in pages if f"({parent}.py)\n" in path.read_text(encoding="utf-8")]
-    entries = [*re.finditer(r"^( +)- .*: rl-algorithms/(.*)\.md\n", text, re.M)]
-    place = next((entry for entry in entries if entry[2] in told), entries[-1])
+    told = re.escape(find_page(parent).stem)
+    place = re.search(rf"^( +)- .*: rl-algorithms/{told}\.md\n", text, re.M)
     new = f"{place[1]}- {name}: rl-algorithms/{page}.md\n"
     return text[: place.end()] + new + text[place.end() :]
 
@@ -110,7 +127,8 @@ def main():
     page = name.replace("_", "-")
     source = copy_source(parent, name)
     env_id = re.search(r'^    env_id: str = "(.*?)"', source, re.M)[1]
-    words = dict(name=name, parent=parent, page=page, env_id=env_id)
+    formula = re.search(r"^\$\$.*\$\$$", find_page(parent).read_text(encoding="utf-8"), re.M)[0]
+    words = dict(name=name, parent=parent, page=page, env_id=env_id, formula=formula)
     new = {
         f"cleanrl/{name}.py": source,
         f"tests/test_{name}.py": TEST.format(**words),
