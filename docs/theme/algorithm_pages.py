@@ -75,9 +75,10 @@ def hyperparameters(name):
         raise SystemExit(f"docs/theme/papers.toml: {name} has no flag {', '.join(sorted(unknown))}")
     told = f"\nThe paper's values: {paper['source']}.\n" if paper else ""
     return (
+        "<article data-search-exclude markdown>\n\n"
         f"{flag_rows(own, paper)}\n{told}\n"
         '<details markdown>\n<summary markdown="span">Flags of every file</summary>\n\n'
-        f"{flag_rows(shared)}\n\n</details>"
+        f"{flag_rows(shared)}\n\n</details>\n\n</article>"
     )
 
 

@@ -7,6 +7,7 @@
 """
 
 import ast
+import json
 import logging
 import os
 import re
@@ -17,6 +18,7 @@ from functools import cache
 from html import escape, unescape
 from pathlib import Path, PurePosixPath
 
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, InclusionLevel
 from pygments import token
 from pygments.formatters import HtmlFormatter
@@ -416,7 +418,8 @@ def source_page(path):
     if path.is_dir():
         names = sorted(p.name for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
         raw = "../" * (name.count("/") + 2) + f"raw/{name}"
-        return f"{SKIP}# {name}\n\n" + "\n".join(f"- [{n}]({raw}/{n})" for n in names) + "\n"
+        links = [f"- [{n}]({f'{n}.md' if n.endswith('.md') else f'{raw}/{n}'})" for n in names]
+        return f"{SKIP}# {name}\n\n" + "\n".join(links) + "\n"
     if path.suffix == ".md":
         return SKIP + relink(path.read_text(), path.parent, f"source/{name}.md")
     return f"{SKIP}# {name}\n\n<!-- source -->"
@@ -551,12 +554,14 @@ def on_files(files, config):
         add(f"raw/cleanrl/{name}.py", abs_src_path=str(ROOT / "cleanrl" / f"{name}.py"))
         if parent(name):
             add(f"diff/{name}.md", content=diff_page(name)[0])
+    agents = json.loads((DOCS / "try-it" / "cartpole.json").read_text())["checkpoints"]
+    add("try-it/home.json", content=json.dumps({"checkpoints": [agents[0], agents[-1]]}))
     for path in linked_files():
         uri = page_of(path)[0]
         if uri.startswith("source/"):
             add(uri, content=source_page(path))
             for file in path.iterdir() if path.is_dir() else ():
-                if file.is_file() and not file.name.startswith("."):
+                if file.is_file() and not file.name.startswith(".") and file.suffix != ".md":
                     add(f"raw/{file.relative_to(ROOT).as_posix()}", abs_src_path=str(file))
     return files
 
@@ -632,3 +637,18 @@ def on_page_content(html, page, config, files):
     )
     page.present_anchor_ids |= {f"L{n}" for n in range(1, count + 1)}
     return html
+
+
+@event_priority(-100)  # after the search has written its index
+def on_post_build(config):
+    """The index is loaded with every page: without repetitions it stays small."""
+    path = Path(config.site_dir) / "search" / "search_index.json"
+    index = json.loads(path.read_text(encoding="utf-8"))
+    repeated = ("code/", "changelog/", "rl-algorithms/ppo-details/")
+    index["docs"] = [
+        entry
+        for entry in index["docs"]
+        if not (entry["location"].startswith(repeated) and "#" in entry["location"])
+    ]
+    text = json.dumps(index, ensure_ascii=False, separators=(",", ":"))
+    path.write_text(text, encoding="utf-8")

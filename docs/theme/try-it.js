@@ -85,6 +85,7 @@ async function tryIt(root) {
   }
 
   slider.max = checkpoints.length - 1;
+  if (root.dataset.agent) slider.value = slider.max; // home shows the trained agent
   slider.addEventListener("input", restart);
   const label = () => (pause.textContent = isPaused ? "Play" : "Pause");
   pause.addEventListener("click", () => ((isPaused = !isPaused), label()));
