@@ -183,3 +183,24 @@ def test_many_seeds_side_by_side():
         8 <= length <= 500 for episodes in returns for length in episodes
     )  # a step of CartPole pays 1
     assert all(1000 < sum(episodes) <= 2000 for episodes in returns)
+
+
+def test_speed_is_the_data(tmp_path):
+    """The published table, and a new measurement in place of that of the same file."""
+    speed = load(ROOT / "scripts" / "build_speed.py")
+    measurements = json.loads(speed.DATA.read_text())
+    page = speed.PAGE.read_text()
+    assert f"\n{speed.table(measurements)}\n" in page, "run: python scripts/build_speed.py"
+
+    rates = {"ours": (600, 2.0), "sb3": (300, 3.0), "bare": (9000, 1.0)}
+    figures = {name: {"steps": x, "seconds": y} for name, (x, y) in rates.items()}
+    told = {"algorithm": "ppo", "settings": {"env_id": "CartPole-v1"}, "cores": 2, "machine": "x"}
+    (tmp_path / "ppo.json").write_text(json.dumps(told | {"rounds": [figures, figures]}))
+    new = speed.replace(measurements, speed.read_measurement(tmp_path / "ppo.json"))
+    assert len(new) == len(measurements) and [told["file"] for told in new] == sorted(
+        told["file"] for told in measurements
+    )
+    rows = [row for row in speed.table(new).splitlines() if row.startswith("| `ppo.py` |")]
+    assert len(rows) == 1 and "| 300 | Stable-Baselines3 | 3.00 (3.00 to 3.00) | 2 |" in rows[0]
+    speed.draw(new, tmp_path / "speed.png")
+    assert (tmp_path / "speed.png").stat().st_size > 5_000
