@@ -243,7 +243,9 @@ def test_old_suggestions_get_a_hint():
         raise AttributeError("'Trial' object has no attribute 'suggest_loguniform'")
 
     new = r"'suggest_loguniform': it is now suggest_float\(name, low, high, log=True\)$"
-    with pytest.raises(SystemExit, match=f"^params_fn failed: 'Trial' object has .*{new}"):
+    with pytest.raises(
+        SystemExit, match=f"^params_fn failed: AttributeError: 'Trial' object has .*{new}"
+    ):
         hints(gone)
 
 
@@ -361,7 +363,7 @@ new_choices = lambda trial: {"x": trial.suggest_categorical("x", [trial.number])
         (dict(storage="nonsense"), (1, 1), "cannot open study .* in nonsense"),
         (dict(storage=f"{POSTGRESQL}me:secret@[::1]:1/x"), (1, 1), r"g://me:\*\*\*@.*: .*refused"),
         (dict(params_fn=lambda trial: {"seed": 1}), (1, 1), "params_fn must not set seed"),
-        (dict(params_fn=lambda trial: {"x": object()}), (1, 1), "params_fn failed: Object of type"),
+        (dict(params_fn=lambda trial: {"x": object()}), (1, 1), "params_fn failed: TypeError: Object"),
         (dict(params_fn=lambda trial: 1 / 0), (1, 1), "params_fn failed: division by zero"),
         (dict(params_fn=new_choices), (2, 1), "study .* has other choices .* another study_name"),
     ],
