@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from cleanrl_utils import enjoy
 from tests.harness import ROOT, train
 from tests.test_packaging import UV
 
@@ -24,6 +25,11 @@ make test
 # run by test_export
 python -m cleanrl_utils.export runs/<run> policy.safetensors
 python -m cleanrl_utils.export runs/<run> policy.json
+python -m cleanrl_utils.export runs/<run> policy.onnx
+# run by test_results.test_one_command_rebuilds_the_docs; for one file, it runs here
+python scripts/build_results.py
+# run by test_enjoy.test_enjoy_in_a_window, in real time
+python -m cleanrl_utils.enjoy runs/<run> --render human         # in a window
 # run by test_new_file, and before the other commands
 make new NAME=my_ppo FROM=ppo
 # run by test_site
@@ -213,7 +219,7 @@ def test_command_runs(checkout, command, monkeypatch):
         )
         off_policy = " --learning-starts 100 --total-timesteps 200"  # enough to learn a little
         heavy = " --learning-starts 16 --total-timesteps 32 --batch-size 16"
-        small = off_policy if re.match("ddpg|td3|sac", algorithm[1]) else " --total-timesteps 2048"
+        small = off_policy if re.match("ddpg|td3|sac", algorithm[1]) else " --total-timesteps 1024"
         small = heavy if re.match("tqc|droq|crossq", algorithm[1]) else small
         few = " --num-envs 8 --num-steps 8 --num-minibatches 2 --total-timesteps 64"  # of thousands
         small = (
@@ -238,9 +244,18 @@ def test_command_runs(checkout, command, monkeypatch):
         "published" in words
     ):  # results are exported from finished runs of all environments; here, one
         shutil.copytree(run, checkout / "published" / run.name, dirs_exist_ok=True)
-    if algorithm and not re.search(
-        r"-i |--help|--track|[&|;<>$]", words
+    if words.startswith(
+        "python -m cleanrl_utils.enjoy"
     ):  # here, where the imports are done already
+        monkeypatch.chdir(checkout)
+        monkeypatch.setattr(sys, "argv", ["enjoy", *shlex.split(words)[3:]])
+        return enjoy.main()
+    if algorithm and words.endswith("--help"):
+        with pytest.raises(SystemExit) as end:
+            train(checkout / "cleanrl" / f"{algorithm[1]}.py", checkout, "--help")
+        assert end.value.code == 0
+        return
+    if algorithm and not re.search(r"-i |--track|[&|;<>$]", words):
         before = set((checkout / "runs").iterdir())
         train(checkout / "cleanrl" / f"{algorithm[1]}.py", checkout, *shlex.split(words)[2:])
         assert "--resume" in words or set((checkout / "runs").iterdir()) > before

@@ -136,16 +136,23 @@ def read_csv(path):
         return list(csv.DictReader(file))
 
 
-@pytest.fixture
-def two_sides(tmp_path):
+@pytest.fixture(scope="module")
+def sides(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sides")
     make_sides(
-        tmp_path / "runs",
+        folder,
         {
             "v1": [100, 102, 104, 101, 103],
             "v2": [50, 52, 54, 51, 53],
             "v3": [101, 103, 99, 104, 102],
         },
     )
+    return folder
+
+
+@pytest.fixture
+def two_sides(sides, tmp_path):
+    shutil.copytree(sides, tmp_path / "runs")
     return tmp_path
 
 
