@@ -36,10 +36,12 @@ def pytest_collection():
         gc.enable()
 
 
-def module_of(nodeid):
-    """What one worker runs: a module, whose tests share fixtures, or the mutations of one file."""
+def group(nodeid):
+    """Tests that one worker runs one after the other, because they share fixtures or programs."""
     module, _, test = nodeid.partition("::")
-    return f"{module}::{test.split(':')[0]}" if "test_mutations" in module else module
+    if "test_mutations" in module:
+        return f"{module}::{test.split(':')[0]}"  # those of one file
+    return "JAX" if "_jax" in module else module  # what JAX compiles is compiled once
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -47,7 +49,7 @@ def pytest_xdist_make_scheduler(config, log):
     from xdist.scheduler import LoadScopeScheduling
 
     scheduler = LoadScopeScheduling(config, log)
-    scheduler._split_scope = module_of
+    scheduler._split_scope = group
     return scheduler
 
 

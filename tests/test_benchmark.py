@@ -474,7 +474,13 @@ def test_a_wrong_command_is_one_line(here, command, flags, why):
     assert why in done.stderr and len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",  # all three go one way: the names differ
+    [
+        signal.SIGINT,
+        *(pytest.param(x, marks=pytest.mark.slow) for x in (signal.SIGTERM, signal.SIGHUP)),
+    ],
+)
 def test_a_signal_ends_everything_and_the_same_command_goes_on(here, number):
     command = words(
         "python walk.py --steps 15 --delay 0.1 --helper 1", "--num-seeds", 3, "--workers", 2
@@ -945,7 +951,9 @@ def test_slurm_keeps_the_runs_of_a_dead_runner(slurm):
     assert [check_steps(folder, 60) for folder in folders] == [1, 1, 1, 1]
 
 
+@pytest.mark.slow
 def test_slurm_jobs_end_with_ctrl_c_and_go_on(slurm):
+    """In the default suite, Ctrl+C ends runs of this machine, and killed jobs are resumed."""
     command = words("python walk.py --steps 30 --delay 0.1 --helper 1", "--num-seeds", 3, *slurm)
     runner = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_for(lambda: len(list(Path("runs").glob("*/checkpoint.pt"))) >= 1)

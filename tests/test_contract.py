@@ -33,12 +33,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tqdm import tqdm
 
-from tests import probes
+from tests import harness, probes
 from tests.harness import (
     FILES,
     PPO,
     ROOT,
     about,
+    compiled_quickly,
     has_pools,
     only_run,
     probe,
@@ -47,7 +48,6 @@ from tests.harness import (
     scalars,
     sees_images,
     start,
-    train,
     weights,
 )
 
@@ -129,6 +129,13 @@ def files(*stems, slow=()):
     return pytest.mark.parametrize(
         "file", [*(pytest.param(FILES[stem], id=stem) for stem in stems), *others]
     )
+
+
+def train(file, folder, *flags, **hooks):
+    """Run a file as tests.harness does, and compile programs of JAX quickly."""
+    if "_jax" not in file.stem:
+        return harness.train(file, folder, *flags, **hooks)
+    return compiled_quickly(lambda: harness.train(file, folder, *flags, **hooks))
 
 
 @functools.cache
@@ -725,7 +732,7 @@ def test_every_flag_has_its_help(stem):
         assert flag.lineno == flag.end_lineno and "  # " in lines[flag.lineno - 1], flag.target.id
 
 
-@files("dqn", "dqn_atari", "rainbow_atari", "sac_atari", "ddpg_continuous_action")
+@files("dqn", "dqn_atari", "rainbow_atari", "ddpg_continuous_action", slow=["sac_atari"])
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_resumed_run_learns_when_it_has_a_buffer(file, tmp_path, kept):
     """At once where it was kept; if not, after as many steps as at the start, or it would learn a
@@ -1180,7 +1187,7 @@ def test_the_first_signal_saves_a_checkpoint(file, tmp_path, monkeypatch, number
 @files("ppo")
 @needs_fork
 def test_the_second_signal_ends_at_once(file, tmp_path):
-    process = start(train, file, tmp_path, "--total-timesteps", 10**8, "--num-steps", 2**17)
+    process = start(harness.train, file, tmp_path, "--total-timesteps", 10**8, "--num-steps", 2**17)
     deadline = time.time() + 60
     while not list(tmp_path.glob("runs/*/events*")) and time.time() < deadline:
         time.sleep(0.1)
@@ -1229,7 +1236,7 @@ def test_kill_at_any_moment_leaves_a_resumable_run(file, tmp_path):
         *small(file, "--num-steps", 4, "--total-timesteps", 10**7),
     )
     for attempt in range(10):
-        process = start(train, file, tmp_path, *(("--resume", run) if run else flags))
+        process = start(harness.train, file, tmp_path, *(("--resume", run) if run else flags))
         if attempt % 2 and run:
             deadline = time.time() + 60
             while not (run / "checkpoint.tmp").exists() and time.time() < deadline:
@@ -1249,7 +1256,7 @@ def test_kill_at_any_moment_leaves_a_resumable_run(file, tmp_path):
             (run / "checkpoint.tmp").unlink(missing_ok=True)
     assert mid_write >= 3, "some kills must have hit the write itself"
     assert steps == sorted(steps) and steps[-1] > 0
-    process = start(train, file, tmp_path, "--resume", run)
+    process = start(harness.train, file, tmp_path, "--resume", run)
     deadline = time.time() + 60
     while step_of(run) <= steps[-1] and process.is_alive() and time.time() < deadline:
         time.sleep(0.1)

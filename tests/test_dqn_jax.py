@@ -24,19 +24,10 @@ from flax.serialization import msgpack_serialize
 
 from cleanrl_utils import enjoy
 from tests import harness
-from tests.harness import about, only_run, read_checkpoint, same, scalars
+from tests.harness import about, compiled_quickly, only_run, read_checkpoint, same, scalars
 from tests.test_dqn import FAST_CARTPOLE, SMALL, few_atoms, probe_flags
 
 COLUMNS = ("obs", "actions", "rewards", "next_obs", "terminated")
-
-
-def compiled_quickly(call):
-    """The result of a call that compiles in half the time, to programs that are a little slower."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    try:
-        return call()
-    finally:
-        jax.config.update("jax_disable_most_optimizations", False)
 
 
 def train(file, folder, *flags):

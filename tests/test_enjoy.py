@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import imageio.v3
 import numpy as np
@@ -18,17 +19,23 @@ from flax.serialization import msgpack_serialize
 from cleanrl_utils import enjoy
 from cleanrl_utils.hub import flatten, save_weights
 from tests.harness import FILES as ALL_FILES
-from tests.harness import PPO, ROOT, about, only_run, probe, read_checkpoint, same, scalars, train
+from tests.harness import PPO, ROOT, about, only_run, probe, read_checkpoint, same, scalars
 from tests.hub_server import Hub
-from tests.test_contract import FILES, Bomb, edit, iteration, small
+from tests.test_contract import FILES, Bomb, edit, iteration, small, train
 from tests.test_ppo import PROBE_FLAGS
 
 
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("learned")
+    train(PPO, folder, "--env-id", "Probe/ActionMatters-v0", *PROBE_FLAGS)
+    return only_run(folder)
+
+
 @pytest.fixture
-def run(tmp_path):
+def run(learned, tmp_path):
     """A run on a probe that was learned: the right action pays 1, the wrong one costs 1."""
-    train(PPO, tmp_path, "--env-id", "Probe/ActionMatters-v0", *PROBE_FLAGS)
-    return only_run(tmp_path)
+    return Path(shutil.copytree(learned, tmp_path / "runs" / learned.name))
 
 
 @pytest.fixture

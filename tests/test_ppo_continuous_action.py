@@ -17,7 +17,7 @@ SMALL = "--num-envs 3 --num-steps 32 --num-minibatches 2 --update-epochs 3 --gam
 PENDULUM = ["--env-id", "Pendulum-v1", *SMALL, "--total-timesteps", 96]
 TARGET = ["--env-id", "Probe/ContinuousTarget-v0", *SMALL]
 PROBE_FLAGS = (
-    "--total-timesteps 10240 --num-envs 8 --num-steps 32 --num-minibatches 4"
+    "--total-timesteps 10240 --num-envs 8 --num-steps 32 --num-minibatches 4 --update-epochs 4"
     " --learning-rate 0.01 --gamma 0.5 --no-clip-vloss"
 ).split()
 
@@ -212,7 +212,8 @@ def test_continuous_9_scaled_rewards_are_clipped(file, tmp_path):
 )
 def test_values_of_probes(file, tmp_path, name, values):
     """In units of the scaled reward that a raw reward of 1 has in the last rollout."""
-    names = train(file, tmp_path, "--env-id", probe(file, name), *PROBE_FLAGS)
+    flags = [*PROBE_FLAGS, "--total-timesteps", 5120]
+    names = train(file, tmp_path, "--env-id", probe(file, name), *flags)
     unit = names["scaled_rewards"].max()
     obs = names["agent"].normalize(np.array([[obs] for obs in values]))
     with torch.no_grad():

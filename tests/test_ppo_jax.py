@@ -561,7 +561,10 @@ def test_a_float_flag_of_ones_own_can_be_swept(file, tmp_path):
     assert losses[0] == pytest.approx(losses[1]) and losses[2] > 1.3 * losses[0]
 
 
-@pytest.mark.parametrize(("total", "length"), [(10, 2), (9, 3), (7, 1), (12, 4)])
+@pytest.mark.parametrize(
+    ("total", "length"),
+    [(10, 2), (7, 1), *(pytest.param(*x, marks=pytest.mark.slow) for x in ((9, 3), (12, 4)))],
+)  # each is a program to compile
 def test_all_calls_have_one_length(file, tmp_path, total, length):
     """A shorter last call would be compiled anew, which takes longer than a short run."""
     tiny = ("--num-envs", 1, "--num-steps", 8, "--num-minibatches", 1, "--update-epochs", 1)
