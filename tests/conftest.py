@@ -15,7 +15,7 @@ os.environ.update(
 os.environ.setdefault("WANDB_MODE", "offline")
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # what all workers compile they compile once
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="jax-")
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.5"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 

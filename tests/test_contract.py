@@ -758,7 +758,11 @@ def test_a_resumed_run_learns_when_it_has_a_buffer(file, tmp_path, kept):
     )
 
 
-@files(*(stem for stem in TORCH if has_replay(FILES[stem])))
+REPLAY = [stem for stem in TORCH if has_replay(FILES[stem])]
+SLOW_REPLAY = ["sac_atari", "c51_atari"]  # whose replay buffer is that of dqn_atari
+
+
+@files(*(stem for stem in REPLAY if stem not in SLOW_REPLAY), slow=SLOW_REPLAY)
 def test_nothing_leads_across_a_resume(file, tmp_path):
     """It cuts MarkedLast's episodes in the middle; what came before must not lead to, nor be seen
     in, the next ones' start."""

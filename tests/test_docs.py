@@ -85,6 +85,10 @@ python -m cleanrl_utils.rlops --filters \
 python -m cleanrl_utils.rlops --exp-name ddpg_continuous_action --wandb-project-name cleanrl \
 --wandb-entity openrlbenchmark --tags 'pr-299' 'rlops-pilot' --env-ids HalfCheetah-v4 Walker2d-v4 \
 --output-filename compare.png --scan-history --metric-last-n-average-window 100 --report
+# as test_benchmark.test_dry_run_sees_what_cannot_work
+python -m cleanrl_utils.benchmark --env-ids CartPole-v1 Acrobot-v1 MountainCar-v0 --command \
+"python cleanrl/ppo.py --no-cuda --track --capture-video" --num-seeds 3 --start-seed 1 --workers \
+5 --dry-run
 # as those of test_benchmark, for longer
 python -m cleanrl_utils.benchmark --env-ids CartPole-v1 Acrobot-v1 MountainCar-v0 --command \
 "python cleanrl/ppo.py --no-cuda --track --capture-video" --num-seeds 3 --start-seed 1 --workers \

@@ -156,7 +156,7 @@ def test_videos_of_training_are_refused(file, tmp_path):
 @pytest.mark.parametrize(
     ("name", "pools", "values"),
     [
-        ("ConstantValue", 2, {0: 1}),
+        pytest.param("ConstantValue", 2, {0: 1}, marks=pytest.mark.slow),  # as TwoEnds
         ("TruncatedEveryStep", 1, {0: 2}),
         ("TwoEnds", 2, {-1: 1, 1: 2}),
     ],

@@ -386,30 +386,30 @@ def test_multigpu_9_a_resumed_run_goes_on_in_all_processes(file, tmp_path):
     The other processes need not see the folder.
     """
     flags = (*SMALL, "--env-id", probe(file, "TruncatedEveryStep"), "--no-anneal-lr")
-    run_all(file, tmp_path / "whole", *flags, "--total-timesteps", 128)
-    run_all(file, tmp_path / "cut", *flags, "--total-timesteps", 64)
+    run_all(file, tmp_path / "whole", *flags, "--total-timesteps", 64)
+    run_all(file, tmp_path / "cut", *flags, "--total-timesteps", 32)
     run = only_run(tmp_path / "cut" / "0")
     whole = read_checkpoint(only_run(tmp_path / "whole" / "0"))
     states = read_checkpoint(run)["random_states"]["rng"]
     assert len(states) == 2 and not same(*states)
     copy = Path(shutil.copytree(run, tmp_path / "copy"))
-    results = run_all(file, tmp_path / "cut", "--resume", run, "--total-timesteps", 128)
+    results = run_all(file, tmp_path / "cut", "--resume", run, "--total-timesteps", 64)
     assert [end for _, end in results] == [None, None]
     cut = read_checkpoint(run)
     assert {name: same(whole[name], cut[name]) for name in whole} == dict.fromkeys(whole, True)
-    assert cut["global_step"] == 128
+    assert cut["global_step"] == 64
 
     # or with another number of processes, that share the same environments
     def tell(names):
         return names["N"], names["num_envs"], torch.rand(3).tolist()
 
     flags = ("--resume", copy, "--total-timesteps")
-    ((_, alone),) = run_all(file, tmp_path / "one", *flags, 128, tell=tell, world_size=1)
-    assert alone[:2] == (4, 4) and read_checkpoint(copy)["global_step"] == 128
+    ((_, alone),) = run_all(file, tmp_path / "one", *flags, 64, tell=tell, world_size=1)
+    assert alone[:2] == (4, 4) and read_checkpoint(copy)["global_step"] == 64
     assert len(read_checkpoint(copy)["random_states"]["rng"]) == 1
-    (_, first), (_, second) = run_all(file, tmp_path / "two", *flags, 160, tell=tell)
+    (_, first), (_, second) = run_all(file, tmp_path / "two", *flags, 96, tell=tell)
     assert first[:2] == second[:2] == (2, 4) and first[2] != second[2]
-    assert read_checkpoint(copy)["global_step"] == 160
+    assert read_checkpoint(copy)["global_step"] == 96
     assert len(read_checkpoint(copy)["random_states"]["rng"]) == 2
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WORLD_SIZE", "3")
