@@ -951,9 +951,8 @@ def test_slurm_keeps_the_runs_of_a_dead_runner(slurm):
     assert [check_steps(folder, 60) for folder in folders] == [1, 1, 1, 1]
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # by default, Ctrl+C ends runs of this machine, and Slurm's killed jobs resume
 def test_slurm_jobs_end_with_ctrl_c_and_go_on(slurm):
-    """In the default suite, Ctrl+C ends runs of this machine, and killed jobs are resumed."""
     command = words("python walk.py --steps 30 --delay 0.1 --helper 1", "--num-seeds", 3, *slurm)
     runner = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_for(lambda: len(list(Path("runs").glob("*/checkpoint.pt"))) >= 1)

@@ -381,6 +381,7 @@ def test_dictionaries_are_flattened(file, tmp_path):
 # learning
 
 
+@pytest.mark.slow  # by default, PPO learns CartPole, DDPG Pendulum, and this file its probes
 def test_learns_inverted_pendulum(file, tmp_path):
     flags = "--total-timesteps 40960 --num-envs 4 --num-steps 256 --num-minibatches 8"
     flags = ["--env-id", "InvertedPendulum-v5", *flags.split(), "--learning-rate", 0.002]

@@ -519,6 +519,7 @@ def test_only_runs_of_one_program_at_one_step_are_resumed(file, tmp_path):
     assert train(file, tmp_path, "--resume", behind)["run_folders"] == (behind,)
 
 
+@pytest.mark.slow  # test_contract has the signal, test_runs_side_by_side the resume of all
 def test_the_first_signal_saves_all_runs(file, tmp_path, monkeypatch):
     """Each of them; resumed, they are what they would have been."""
     flags = (*FEW, "--num-seeds", 2, "--checkpoint-interval", 100)
