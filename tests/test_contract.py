@@ -298,12 +298,16 @@ def test_bad_values_get_one_line_that_names_the_flag(tmp_path, stem):
 
 
 def refusal_of(names, folder, *flags):
-    """The message of a file's parse_args alone; the file has been run already."""
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as refusal:
+    """The message of a file's parse_args alone, or of the whole file where its main refuses."""
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [names["__file__"], *map(str, flags)])
         patch.chdir(folder)
-        names["parse_args"]()
-    message = refusal.value.code
+        try:
+            names["parse_args"]()
+        except SystemExit as refusal:
+            message = refusal.code
+        else:
+            return refuse(Path(names["__file__"]), folder, *flags)
     assert isinstance(message, str) and message and "\n" not in message
     assert list(folder.iterdir()) == [], "a refused command must not write"
     return message

@@ -405,7 +405,7 @@ def test_enjoy_with_chance_where_it_makes_no_sense(run, monkeypatch):
         match=r"--epsilon is for agents that explored that way, which those of ppo.py did not",
     ):
         watch(monkeypatch, run, "--epsilon", 0.05)
-    with pytest.raises(SystemExit, match="--epsilon between 0 and 1"):
+    with pytest.raises(SystemExit, match="--epsilon must lie between 0 and 1"):
         watch(monkeypatch, run, "--epsilon", 2)
 
 
