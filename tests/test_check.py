@@ -84,6 +84,14 @@ def test_what_is_gone_is_not_what_is_wrong(tmp_path, capfd, old, new, outcome, s
     assert found[0] == outcome and seen in found[1], found
 
 
+def test_a_busy_machine_is_no_mistake():
+    def test_two_hosts(file):
+        raise subprocess.TimeoutExpired(["torchrun"], 180)
+
+    found = outcome_of(test_two_hosts, FILES["ppo_atari_multigpu"])
+    assert found == ("not there", "not over in 180 s: it hangs, or the machine is busy")
+
+
 def test_a_test_that_cannot_tell_finds_no_mistake():
     def test_core_8_the_clip(file):
         raise AssertionError("the policy must have moved far enough for the clip to matter")
@@ -406,3 +414,10 @@ def test_a_copy_is_slow_if_both_rounds_say_so(speeds, verdict, words, monkeypatc
 )
 def test_the_task_of_the_training(parent, default, task):
     assert race.choose_task(parent, default) == task
+
+
+def test_the_page_has_every_unchanged_file():
+    every = load(ROOT / "scripts" / "check_every_file.py")
+    told = json.loads(every.OUTPUT.read_text())
+    assert every.make_table(told) in every.PAGE.read_text()
+    assert told.keys() == FILES.keys() and not any(one["not clean"] for one in told.values())

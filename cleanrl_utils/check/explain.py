@@ -5,6 +5,7 @@ error of its own (broken), the test needs something that the file no longer has 
 the training did not come to what the test is about (not there)."""
 
 import re
+import subprocess
 
 import numpy as np
 import pytest
@@ -51,6 +52,8 @@ def explain(item, error, file, stderr):
         return "broken", words or shorten(value)
     if isinstance(value, KeyError) and not isinstance(value.args[0], str):
         return "broken", "it learns from what never happened"  # by a test that looks it up
+    if isinstance(value, subprocess.TimeoutExpired):
+        return "not there", f"not over in {value.timeout:.0f} s: it hangs, or the machine is busy"
     if in_file and not is_in_tests(frames[-1]):
         line = in_file[-1].lineno + 1
         return "broken", f"line {line} fails: {type(value).__name__}: {shorten(value)}"
