@@ -18,7 +18,7 @@ import pytest
 
 from cleanrl_utils import bands
 from cleanrl_utils.check import __main__ as check
-from cleanrl_utils.check import explain, parent, race, sampler
+from cleanrl_utils.check import explain, parent, plugin, race, sampler
 from cleanrl_utils.rlops import report
 from tests import test_ppo
 from tests.harness import FILES, ROOT, only_run, train
@@ -380,6 +380,16 @@ def test_the_page_shows_the_report():
     (block,) = re.findall(r"```text\n(cleanrl/my_ppo.py grew out of.*?)```", page, re.S)
     parts = {part[:30] for part in re.split(r"\n|  +", block) if part not in ("", "...")}
     assert len(parts) > 20 and [part for part in sorted(parts) if part not in picture] == []
+
+
+def test_a_module_of_two_files_is_run_on_one():
+    """test_ppo_atari_envpool_xla_jax.py has the tests of ..._jax and of ..._jax_scan."""
+    loops, scan = "ppo_atari_envpool_xla_jax", "ppo_atari_envpool_xla_jax_scan"
+    assert parent.find_tests(loops) == parent.find_tests(scan)
+    assert all(parent.find_tests(stem) for stem in FILES) and not parent.find_tests("nothing_else")
+    of_both = SimpleNamespace(callspec=SimpleNamespace(params={"file": FILES[loops]}))
+    assert plugin.is_run_on(of_both, loops) and not plugin.is_run_on(of_both, scan)
+    assert plugin.is_run_on(SimpleNamespace(), scan)
 
 
 @pytest.mark.parametrize(
