@@ -117,7 +117,7 @@ python -m cleanrl_utils.trial unnormalized_ppo.py --against cleanrl/ppo.py --env
 small_rewards:SmallRewards-v1 --ranges small_rewards:SmallRewards-v1=0,0.5 --total-timesteps 30000
 python -m cleanrl_utils.trial other_stream_ppo_jax.py --against cleanrl/ppo_jax.py --env-ids \
 CartPole-v1 --total-timesteps 100000 --seeds-per-program 16 --budget 30m
-# an hour: test_check compares the table that it writes with its data
+# long: test_check compares the table that it writes with its data
 python scripts/check_every_file.py
 # run by test_check, as the whole tool takes minutes
 python -m cleanrl_utils.check my_ppo.py
