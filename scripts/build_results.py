@@ -204,10 +204,10 @@ def plot(folder, path):
     data = {env_id: runs for env_id, runs in read(folder).items() if runs}
     size = (4 * len(data), 3.2)
     figure, axes = plt.subplots(1, len(data), figsize=size, squeeze=False, layout="constrained")
-    for axis, (env_id, runs) in zip(axes[0], data.items(), strict=True):
+    for i, (axis, (env_id, runs)) in enumerate(zip(axes[0], data.items(), strict=True)):
         # with 100 episodes, short runs would be all mean and no curve
         window = min(100, *(1 + len(rows) // 8 for rows in runs.values()))
-        plot_curves(axis, runs.values(), window)
+        plot_curves(axis, runs.values(), window, f"C{i}")
         v1 = PLAN[folder]["v1"][env_id]
         if v1 != "none":
             axis.axhline(float(v1.split(" ± ")[0]), color="black", linestyle="--", linewidth=0.9)
@@ -218,12 +218,12 @@ def plot(folder, path):
     plt.close(figure)
 
 
-def plot_curves(axis, runs, window):
+def plot_curves(axis, runs, window, color="C0"):
     """Each run, their mean and their standard deviation, as far as all of them go."""
     for rows in runs:
         own = np.linspace(0, rows[-1, 0], 300)
         curve, seen = running_mean(rows, own, 0, window)
-        axis.plot(own[seen], curve[seen], color="tab:blue", alpha=0.35, linewidth=0.8)
+        axis.plot(own[seen], curve[seen], color=color, alpha=0.35, linewidth=0.8)
     axis.xaxis.set_major_formatter(thousands)
     if len(runs) == 1:
         return
@@ -232,8 +232,8 @@ def plot_curves(axis, runs, window):
     seen = np.all([seen for _, seen in averaged], axis=0)
     curves = np.array([curve[seen] for curve, _ in averaged])
     mean, std = curves.mean(0), curves.std(0, ddof=1)
-    axis.plot(grid[seen], mean, color="tab:blue")
-    band = dict(color="tab:blue", alpha=0.15, linewidth=0)
+    axis.plot(grid[seen], mean, color=color)
+    band = dict(color=color, alpha=0.15, linewidth=0)
     axis.fill_between(grid[seen], mean - std, mean + std, **band)
 
 
