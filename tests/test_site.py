@@ -468,6 +468,35 @@ def test_films_play_in_the_browser(address):
 
 
 @needs_chromium
+def test_results_are_sorted_and_filtered(address):
+    rows = "[...document.querySelectorAll('.results tbody tr')].filter(row => !row.hidden)"
+    with Browser(f"{address}results/") as browser:
+        browser.wait_for("document.querySelector('.results input') !== null")
+        assert browser.evaluate(f"{rows}.length") > 60
+        browser.evaluate("filter = document.querySelector('.results input'), 0")
+        browser.evaluate("filter.value = 'dqn Acrobot', filter.dispatchEvent(new Event('input'))")
+        shown = browser.evaluate(f"{rows}.map(row => row.textContent)")
+        assert len(shown) >= 2 and all("dqn" in row and "Acrobot" in row for row in shown)
+        browser.evaluate("filter.value = 'CartPole', filter.dispatchEvent(new Event('input'))")
+        seeds = f"{rows}.map(row => Number(row.cells[3].textContent))"
+        for falling in (False, True):
+            browser.evaluate("document.querySelectorAll('.results th button')[3].click()")
+            found = browser.evaluate(seeds)
+            assert found == sorted(found, reverse=falling) and len(set(found)) > 1
+        assert browser.errors == []
+
+
+@needs_chromium
+def test_links_into_details_and_to_old_sections(address):
+    """A link to a detail opens it; #ppo_ataripy, once a section, leads to the file."""
+    with Browser(f"{address}rl-algorithms/ppo/#core-5") as browser:
+        browser.wait_for("document.getElementById('core-5').open")
+        assert not browser.evaluate("document.getElementById('core-4').open")
+        browser("Page.navigate", url=f"{address}rl-algorithms/dqn/#dqn_ataripy")
+        browser.wait_for("location.pathname.endsWith('/code/dqn_atari/')")
+
+
+@needs_chromium
 def test_cartpole_in_the_browser_is_gymnasiums(address):
     env = gym.make("CartPole-v1").unwrapped
     rng, mine, truth = np.random.default_rng(0), [], []

@@ -8,6 +8,10 @@ function openTarget() {
     details.open = true;
     details.scrollIntoView();
   }
+  const moved = location.hash.match(/^#(\w+)py$/); // pages had a section for each file, #ppo_ataripy
+  if (moved && !target && location.pathname.includes("/rl-algorithms/")) {
+    location.replace(`../../code/${moved[1]}/`);
+  }
 }
 
 function number(text) {
