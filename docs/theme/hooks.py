@@ -610,7 +610,10 @@ def formula(match):
     """A formula as MathML, which browsers draw without fonts or scripts of ours."""
     tag, latex = match["tag"], unescape(match["latex"])
     display = "block" if tag == "div" else "inline"
-    return f'<{tag} class="formula">{convert(latex, display=display)}</{tag}>'
+    told = convert(latex, display=display)
+    if "\\" in told:
+        log.warning(f"the converter does not know all of this formula: {latex}")
+    return f'<{tag} class="formula">{told}</{tag}>'
 
 
 def on_page_content(html, page, config, files):
