@@ -1,5 +1,5 @@
 #!/bin/sh
-# The runs behind the table of docs/rl-algorithms/c51.md: 9 runs of 500k steps, on gymnax's
+# The runs behind the table of docs/rl-algorithms/c51-jax.md: 9 runs of 500k steps, on gymnax's
 # environments.
 exec python -m cleanrl_utils.benchmark \
     --env-ids CartPole-v1 Acrobot-v1 MountainCar-v0 \

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The runs behind the results of docs/rl-algorithms/ddpg.md: three environments, three seeds,
+# The runs behind the results of docs/rl-algorithms/ddpg-jax.md: three environments, three seeds,
 # every flag at its default.
 exec python -m cleanrl_utils.benchmark \
     --env-ids HalfCheetah-v4 Walker2d-v4 Hopper-v4 \

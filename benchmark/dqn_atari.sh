@@ -1,5 +1,5 @@
 #!/bin/sh
-# The runs behind the Atari tables of docs/rl-algorithms/{dqn,c51}.md, side by side on a machine
+# The runs behind the Atari tables of docs/rl-algorithms/{dqn,c51}-atari.md, side by side on a machine
 # with a GPU; the JAX files were stopped after 700 seconds, the others, in a later session, after
 # 1,640.
 set -e

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The runs behind the tables of docs/rl-algorithms/ppo.md, on machines with a GPU. Pong was
+# The runs behind the tables of docs/rl-algorithms/ppo-atari-envpool.md, on machines with a GPU. Pong was
 # stopped after 3.0M steps, and the first Breakout, made in an earlier session with Pong beside
 # it, after 1.55M; the last two ran at the same time.
 set -e

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The runs behind the table of docs/rl-algorithms/ppo.md: three environments, three seeds, every
+# The runs behind the table of docs/rl-algorithms/ppo-continuous-action.md: three environments, three seeds, every
 # flag at its default.
 exec python -m cleanrl_utils.benchmark \
     --env-ids HalfCheetah-v4 Hopper-v4 InvertedPendulum-v4 \

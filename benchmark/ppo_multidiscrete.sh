@@ -1,5 +1,5 @@
 #!/bin/sh
-# The runs of Taxi-v4 in docs/rl-algorithms/ppo.md: with and without masks, three seeds, every
+# The runs of Taxi-v4 in docs/rl-algorithms/ppo-multidiscrete.md: with and without masks, three seeds, every
 # other flag at its default. What ran without them is in a folder of its own:
 # results/ppo_multidiscrete_no_mask is exported from there.
 set -e

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The runs behind the results of docs/rl-algorithms/ppg.md: three games, three seeds, every flag
+# The runs behind the results of docs/rl-algorithms/ppo-procgen.md: three games, three seeds, every flag
 # at its default. They want a GPU.
 exec python -m cleanrl_utils.benchmark \
     --env-ids starpilot bossfight bigfish \

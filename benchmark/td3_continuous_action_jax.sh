@@ -1,5 +1,5 @@
 #!/bin/sh
-# The runs behind the results of docs/rl-algorithms/td3.md: three environments, three seeds, every
+# The runs behind the results of docs/rl-algorithms/td3-jax.md: three environments, three seeds, every
 # flag at its default.
 exec python -m cleanrl_utils.benchmark \
     --env-ids HalfCheetah-v4 Walker2d-v4 Hopper-v4 \

@@ -1,6 +1,6 @@
-"""cleanrl/dqn_atari.py. test_frames_N and test_dqn_N guard details of docs/rl-algorithms/dqn.md.
+"""cleanrl/dqn_atari.py. test_frames_N guards detail N of docs/rl-algorithms/dqn-atari.md.
 
-test_atari_N guards Atari detail N of ppo.md.
+test_dqn_N guards that of dqn.md, test_atari_N that of ppo-atari.md.
 """
 
 import gc

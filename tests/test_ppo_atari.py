@@ -1,4 +1,4 @@
-"""cleanrl/ppo_atari.py. test_atari_N guards Atari detail N of docs/rl-algorithms/ppo.md.
+"""cleanrl/ppo_atari.py. test_atari_N guards Atari detail N of docs/rl-algorithms/ppo-atari.md.
 
 tests/mutations shows that each test bites.
 """

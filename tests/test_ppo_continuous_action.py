@@ -1,4 +1,4 @@
-"""cleanrl/ppo_continuous_action.py. test_continuous_N: detail N of docs/rl-algorithms/ppo.md."""
+"""cleanrl/ppo_continuous_action.py. test_continuous_N: rl-algorithms/ppo-continuous-action.md."""
 
 import copy
 import importlib.util

@@ -1,4 +1,4 @@
-"""cleanrl/ppo_procgen.py. test_procgen_N guards detail N of docs/rl-algorithms/ppg.md.
+"""cleanrl/ppo_procgen.py. test_procgen_N guards detail N of docs/rl-algorithms/ppo-procgen.md.
 
 tests/mutations shows that each test can fail.
 """

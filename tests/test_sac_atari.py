@@ -1,4 +1,4 @@
-"""cleanrl/sac_atari.py. test_sac_N guards detail N of docs/rl-algorithms/sac.md.
+"""cleanrl/sac_atari.py. test_sac_N guards detail N of docs/rl-algorithms/sac-atari.md.
 
 test_td3_N and test_ddpg_N guard those of td3.md and ddpg.md, test_dqn_N and test_frames_N of
 dqn.md, test_atari_N of ppo.md; some are those of the files where that comes from.
