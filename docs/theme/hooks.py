@@ -345,7 +345,7 @@ def annotated(name):
         f"{words}.\n",
         " · ".join(links) + "\n{: .links }\n",
     ]
-    starts, shared, seen, last = step_lines(source), shared_lines(source), set(), 0
+    starts, shared, seen, last = step_lines(source), shared_lines(source), set(), -4
     args = lines.index("class Args:")
     for n, line in enumerate(lines, 1):
         notes = []
