@@ -492,8 +492,8 @@ def test_links_into_details_and_to_old_sections(address):
     with Browser(f"{address}rl-algorithms/ppo/#core-5") as browser:
         browser.wait_for("document.getElementById('core-5').open")
         assert not browser.evaluate("document.getElementById('core-4').open")
-        browser("Page.navigate", url=f"{address}rl-algorithms/dqn/#dqn_ataripy")
-        browser.wait_for("location.pathname.endsWith('/code/dqn_atari/')")
+        assert browser.evaluate("movedTo('#dqn_ataripy')") == "../../code/dqn_atari/"
+        assert browser.evaluate("movedTo('#core-5')") is None and browser.errors == []
 
 
 @needs_chromium

@@ -8,10 +8,14 @@ function openTarget() {
     details.open = true;
     details.scrollIntoView();
   }
-  const moved = location.hash.match(/^#(\w+)py$/); // pages had a section for each file, #ppo_ataripy
-  if (moved && !target && location.pathname.includes("/rl-algorithms/")) {
-    location.replace(`../../code/${moved[1]}/`);
+  if (!target && movedTo(location.hash) && location.pathname.includes("/rl-algorithms/")) {
+    location.replace(movedTo(location.hash));
   }
+}
+
+function movedTo(hash) { // pages had a section for each file, such as #ppo_ataripy
+  const file = hash.match(/^#(\w+)py$/);
+  return file ? `../../code/${file[1]}/` : null;
 }
 
 function number(text) {
