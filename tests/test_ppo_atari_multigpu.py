@@ -681,6 +681,7 @@ def start_hosts(file, folder, hosts, *flags):
     ]
 
 
+@pytest.mark.slow  # by default, processes start with torchrun's variables, on one machine
 def test_two_hosts(file, tmp_path, two_hosts):
     """Each has a network and a folder of its own; gradients go through the cable."""
     flags = ("--env-id", "ALE/Pong-v5", *SMALL, "--total-timesteps", 64, "--checkpoint-interval", 1)

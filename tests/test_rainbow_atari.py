@@ -789,7 +789,8 @@ def test_priorities_are_kept_with_the_buffer(file, tmp_path):
 @pytest.mark.parametrize(
     ("name", "steps", "values"),
     [
-        ("Discounting", 400, {(0,): 0.5, (0, 1): 1}),
+        pytest.param("Discounting", 400, {(0,): 0.5, (0, 1): 1}, marks=pytest.mark.slow),
+        # which the next one does as well: its first step is worth half of the second's value
         ("ThreeLives", 400, {(0,): 1.5, (0, 0.5): 1}),
         pytest.param("LateEnds", 1200, {(-0.5,) * 4: 1, (0.5,) * 4: 2}, marks=pytest.mark.slow),
     ],
