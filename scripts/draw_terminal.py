@@ -22,7 +22,7 @@ def draw(command, output):
     text.stylize("bold", 0, len(command) + 2)
     width = min(WIDTH, max(len(line) for line in text.plain.splitlines()))
     console = Console(record=True, width=width, file=io.StringIO(), highlight=False)
-    console.print(text)
+    console.print(text, end="\n\n")  # the last line is cut at its foot
     svg = console.export_svg(title="", unique_id="terminal")
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.S)
     return svg.replace("Fira Code, monospace", FONTS)
