@@ -92,7 +92,7 @@ PLAYED = [
 def test_enjoy_works_on_every_file(file, tmp_path, monkeypatch):
     """Policies of PPO and of SAC with discrete actions sample from two actions; the others take the
     better one, and the other one when they are swapped."""
-    samples = "deterministic=False" in file.read_text()
+    samples = "envs, deterministic=False)" in file.read_text()
     flags = small(
         file, "--total-timesteps", iteration(file), "--env-id", probe(file, "ActionMatters")
     )
