@@ -227,6 +227,8 @@ def test_command_runs(checkout, command, monkeypatch):
         heavy = " --learning-starts 16 --total-timesteps 32 --batch-size 16"
         small = off_policy if re.match("ddpg|td3|sac", algorithm[1]) else " --total-timesteps 1024"
         small = heavy if re.match("tqc|droq|crossq", algorithm[1]) else small
+        if re.fullmatch("[pr]po_continuous_(action|lstm)", algorithm[1]):  # 2,048 steps a rollout
+            small = " --num-steps 128 --total-timesteps 1024"
         few = " --num-envs 8 --num-steps 8 --num-minibatches 2 --total-timesteps 64"  # of thousands
         small = (
             few
