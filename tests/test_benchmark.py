@@ -924,6 +924,7 @@ def test_slurm_job_killed_in_mid_run_is_resumed(slurm):
     assert resumed_at != "0.00", "from the checkpoint, not from the start"
 
 
+@pytest.mark.slow  # a Slurm job that is killed and goes on is tested above
 def test_slurm_keeps_the_runs_of_a_dead_runner(slurm):
     command = words(
         "python walk.py --steps 60 --delay 0.1",

@@ -41,6 +41,7 @@ python -m cleanrl_utils.speed ppo
 python -m cleanrl_utils.speed dqn
 python -m cleanrl_utils.speed dqn_jax
 python -m cleanrl_utils.speed ppo_jax
+python -m cleanrl_utils.speed ppo_jax --peers rejax --total-timesteps 1000000
 python -m cleanrl_utils.speed td3_continuous_action --rounds 2 --total-timesteps 1500
 python -m cleanrl_utils.speed sac_continuous_action --rounds 2 --total-timesteps 1500
 # in test_speed
@@ -122,6 +123,7 @@ python scripts/check_every_file.py
 # run by test_check, as the whole tool takes minutes
 python -m cleanrl_utils.check my_ppo.py
 python -m cleanrl_utils.check my_ppo.py --quick
+python -m cleanrl_utils.check cleanrl/my_ppo.py --quick
 python -m cleanrl_utils.check my_ppo.py --quick --only core_10
 python -m cleanrl_utils.check my_ppo.py --quick --changed "core 7" "core 13"
 python -m cleanrl_utils.check my_ppo.py --against ppo --quick

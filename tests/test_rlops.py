@@ -847,6 +847,7 @@ def test_weights_and_biases_through_its_own_client(tmp_path):
     )
 
 
+@pytest.mark.slow  # its subject is time
 def test_60_runs_of_a_million_steps(tmp_path):
     """Read and reported in 30 seconds and 2 GB, with as many events as ppo.py writes, or more."""
     pytest.importorskip("resource")  # not on Windows
