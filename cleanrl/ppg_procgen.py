@@ -726,8 +726,8 @@ if __name__ == "__main__":
                 nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)  # [core 11]
                 optimizer.step()
                 clipfracs.append((weights * ((ratio - 1).abs() > args.clip_coef)).sum())
-            old_approx_kl = -(weights * log_ratio).sum()  # [core 12]
-            approx_kl = (weights * (ratio - 1 - log_ratio)).sum()
+            approx_kl = (weights * (ratio - 1 - log_ratio)).sum()  # [core 12]
+            old_approx_kl = -(weights * log_ratio).sum()
             if args.target_kl is not None and approx_kl > args.target_kl:
                 break
 
