@@ -1,0 +1,794 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "dm-control>=1.0.30; python_version < '3.13'", "filelock>=3.20", "flax>=0.12",
+#     "gymnasium[mujoco]>=1.2.1,<2", "jax>=0.9", "moviepy>=2", "mujoco>=3.3,<4", "numpy>=2",
+#     "optax>=0.2.6", "psutil>=7", "pydantic>=2.11",
+#     "shimmy[dm-control]>=2.0.1; python_version < '3.13'", "tensorboard>=2.20", "tqdm>=4.67",
+#     "tyro>=1.0", "wandb>=0.22",
+# ]
+# ///
+"""SimbaV2 (SAC on hyperspheres) for vector observations and continuous actions, in JAX.
+
+    uv run cleanrl/simba_v2_sac_jax.py                      # Hopper-v4, 1M steps
+    uv run cleanrl/simba_v2_sac_jax.py --env-id dm_control/walker-run-v0 --num-critics 1 --seed 2
+    uv run cleanrl/simba_v2_sac_jax.py --resume runs/<run>  # continue an interrupted run
+    tensorboard --logdir runs
+
+Tags such as [simba 2] refer to the details in docs/rl-algorithms/{simba-v2,c51,sac,td3,ddpg}.md.
+"""
+
+import atexit
+import hashlib
+import importlib
+import itertools
+import json
+import math
+import os
+import platform
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager, suppress
+from contextvars import Context
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.metadata import distributions
+from pathlib import Path
+
+if "deterministic" not in os.environ.setdefault("XLA_FLAGS", ""):  # XLA reads it only once
+    os.environ["XLA_FLAGS"] += " --xla_gpu_deterministic_ops=true"  # the same bits on a GPU too
+import flax.linen as nn
+import gymnasium as gym
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import psutil
+import tyro
+from filelock import FileLock, Timeout
+from flax.serialization import from_state_dict, msgpack_restore, msgpack_serialize, to_state_dict
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
+from tqdm import tqdm
+
+
+@dataclass
+class Args:
+    exp_name: str = Path(__file__).stem  # name of the experiment
+    seed: int = 1  # seed of the weights, the environments and all sampling
+    cuda: bool = True  # use a GPU if there is one
+    track: bool = False  # log to Weights & Biases as well
+    wandb_project_name: str = "cleanRL"  # W&B project
+    wandb_entity: str | None = None  # W&B team
+    capture_video: bool = False  # record the first environment to runs/<run>/videos
+    resume: str | None = None  # folder of an interrupted run to continue with its own flags
+    checkpoint_interval: int = 50_000  # environment steps between checkpoints
+    checkpoint_buffer: bool = False  # save the replay buffer too; else a resumed run refills it
+
+    env_id: str = "Hopper-v4"  # Gymnasium environment id
+    total_timesteps: int = 1_000_000  # environment steps of the whole run
+    learning_rate: float = 1e-4  # learning rate of Adam at first, half as large at the end
+    num_envs: int = 1  # parallel environments
+    buffer_size: int = 1_000_000  # capacity of the replay buffer in environment steps
+    gamma: float = 0.995  # discount factor
+    tau: float = 0.005  # target network update rate
+    batch_size: int = 256  # transitions per update
+    utd: int = 1  # updates per environment step
+    learning_starts: int = 5_000  # environment steps with random actions before the first update
+    num_critics: int = 2  # number of Q-networks
+    q_width: int = 512  # width of the hidden layers of the Q-networks
+    q_blocks: int = 2  # residual blocks of the Q-networks
+    n_atoms: int = 101  # number of atoms of the return distribution
+    v_max: float = 5.0  # largest atom
+    initial_alpha: float = 0.01  # temperature, the coefficient of the entropy, at first
+
+    def check(self):
+        """Refuse what cannot work before anything is written."""
+        require_positive(self, "num_envs", "batch_size", "utd", "num_critics", "learning_rate")
+        require_positive(self, "learning_starts", "checkpoint_interval", "q_width", "q_blocks")
+        require_positive(self, "v_max", "initial_alpha")
+        require_fraction(self, "gamma", "tau")
+        require(self.n_atoms > 1, "n_atoms must be at least 2")
+        require(self.buffer_size >= self.num_envs, "buffer_size is less than num_envs")
+        require(self.total_timesteps >= self.num_envs, "total_timesteps is less than num_envs")
+        num_updates = self.total_timesteps * self.utd
+        require(num_updates < 2**31, "total_timesteps times utd must be less than 2**31")
+
+
+def make_envs(args, num_envs, render_mode=None):
+    env_id = re.sub("^dm_control/", "shimmy:dm_control/", args.env_id)  # shimmy registers them
+    wrappers = [gym.wrappers.FlattenObservation, gym.wrappers.RecordEpisodeStatistics]
+    return gym.make_vec(env_id, num_envs, "sync", wrappers=wrappers, render_mode=render_mode)
+
+
+def rescale(actions, space):
+    """From -1 to 1, as the networks and the replay buffer have them, to their bounds [ddpg 1]."""
+    share = (actions.reshape(-1, *space.shape) + 1) / 2
+    scaled = space.low * (1 - share) + space.high * share  # high - low may overflow
+    return scaled.clip(space.low, space.high)  # rounding may exceed them
+
+
+def init_moments(shape):
+    return dict(count=jnp.zeros(()), mean=jnp.zeros(shape), var=jnp.ones(shape))
+
+
+def update_moments(moments, rows, is_real):
+    """Mean and variance of all rows so far, to which the real ones of these are added."""
+    num_real = is_real.sum()
+    count = moments["count"] + num_real
+    deltas = ((rows - moments["mean"]).T * is_real).T
+    shift = deltas.sum(0) / count
+    var = moments["var"] + ((deltas * (deltas - shift)).sum(0) - num_real * moments["var"]) / count
+    return dict(count=count, mean=moments["mean"] + shift, var=var)
+
+
+def normalize(moments, obs):
+    return (obs - moments["mean"]) / jnp.sqrt(moments["var"] + 1e-8)  # [simba 5]
+
+
+def to_sphere(x, axis=-1):
+    """The vectors of length 1 in the same directions."""
+    return x / jnp.maximum(jnp.linalg.norm(x, axis=axis, keepdims=True), 1e-8)
+
+
+def project_kernels(params):
+    """The weights of each output have length 1, in all layers; biases and scales are free."""
+
+    def constrain(path, x):
+        is_kernel = jax.tree_util.keystr(path).endswith("['kernel']")
+        return to_sphere(x, axis=-2) if is_kernel else x  # [simba 3]
+
+    return jax.tree.map_with_path(constrain, params)
+
+
+def dense(width, use_bias=False):
+    return nn.Dense(width, use_bias, kernel_init=nn.initializers.orthogonal())
+
+
+class Scaler(nn.Module):
+    """A factor for each feature, at first initial; Adam moves it in units of initial / scale."""
+
+    initial: float
+    scale: float
+
+    @nn.compact
+    def __call__(self, x):
+        factors = self.param("factors", nn.initializers.constant(self.scale), x.shape[-1:])
+        return self.initial / self.scale * factors * x  # [simba 4]
+
+
+def encode(x, width, num_blocks):
+    """Features of length 1, which residual blocks move along the sphere."""
+    scale = math.sqrt(2 / width)
+    shift = jnp.full((*x.shape[:-1], 1), 3.0)  # keeps the length of x [simba 1]
+    x = to_sphere(jnp.concatenate([x, shift], -1))
+    x = to_sphere(Scaler(scale, scale)(dense(width)(x)))
+    for _ in range(num_blocks):
+        hidden = Scaler(scale / 2, scale / 2)(dense(4 * width)(x))
+        hidden = nn.relu(hidden) + 1e-8  # a vector of zeros has no direction
+        target = to_sphere(dense(width)(hidden))
+        step = Scaler(1 / (num_blocks + 1), 1 / math.sqrt(width))
+        x = to_sphere(x + step(target - x))  # part of the way there [simba 2]
+    return x
+
+
+def head(x, width):
+    hidden = Scaler(1, 1)(dense(x.shape[-1])(x))
+    return dense(width, use_bias=True)(hidden)
+
+
+class Actor(nn.Module):
+    action_dim: int
+
+    @nn.compact
+    def __call__(self, obs):
+        hidden = encode(obs, width=128, num_blocks=1)
+        mean = head(hidden, self.action_dim)
+        log_std = head(hidden, self.action_dim)
+        return mean, -10 + 6 * (1 + nn.tanh(log_std))  # between -10 and 2 [sac 2]
+
+
+def sample(mean, log_std, key):
+    """Actions from a Gaussian squashed by tanh [sac 1], and the logarithms of their densities."""
+    noise = jax.random.normal(key, mean.shape)
+    unsquashed = mean + jnp.exp(log_std) * noise
+    # the slope of tanh is 1 - tanh^2; this form of its logarithm does not underflow
+    log_slopes = 2 * (math.log(2) - unsquashed - nn.softplus(-2 * unsquashed))
+    log_probs = -(jnp.square(noise) + math.log(2 * math.pi)) / 2 - log_std - log_slopes
+    return jnp.tanh(unsquashed), log_probs.sum(1)
+
+
+class QNetwork(nn.Module):
+    """The distribution of the return, over the same atoms for all actions [c51 1]."""
+
+    width: int
+    num_blocks: int
+    n_atoms: int
+
+    @nn.compact
+    def __call__(self, obs, actions):
+        """Log-probabilities of the atoms."""
+        hidden = encode(jnp.concatenate([obs, actions], 1), self.width, self.num_blocks)
+        return nn.log_softmax(head(hidden, self.n_atoms))
+
+
+def make_q_networks(args):
+    """Several Q-networks that are computed as one, with a stack of matrices per layer."""
+    stacked = dict(variable_axes={"params": 0}, split_rngs={"params": True}, in_axes=None)
+    QNetworks = nn.vmap(QNetwork, **stacked, axis_size=args.num_critics)
+    return QNetworks(args.q_width, args.q_blocks, args.n_atoms)
+
+
+def mean_returns(log_pmfs, atoms):
+    """Q-values: the means of the distributions."""
+    return (jnp.exp(log_pmfs) * atoms).sum(-1)
+
+
+def project(pmfs, returns, atoms):
+    """Move probabilities of returns to the atoms below and above, more to the nearer [c51 2]."""
+    v_min, v_max = atoms[0], atoms[-1]
+    positions = (returns.clip(v_min, v_max) - v_min) / (v_max - v_min) * (len(atoms) - 1)
+    below = positions.astype(jnp.int32)
+    above = (below + 1).clip(max=len(atoms) - 1)
+    share_above = positions - below
+    index = jnp.arange(len(pmfs))[:, None]
+    projected = jnp.zeros_like(pmfs).at[index, below].add(pmfs * (1 - share_above))
+    return projected.at[index, above].add(pmfs * share_above)
+
+
+def count_due(every, global_step, num_envs):
+    """How many multiples of every the last step of all environments has reached."""
+    return global_step // every - (global_step - num_envs) // every
+
+
+def load_policy(checkpoint, envs):
+    """The trained policy for evaluation: a function from observations to actions."""
+    action_space = envs.single_action_space
+    actor = Actor(math.prod(action_space.shape))
+    agent = checkpoint["agent"]
+
+    @jax.jit
+    def best_actions(obs):
+        mean, _ = actor.apply(agent["actor"], normalize(agent["obs_moments"], obs))
+        return jnp.tanh(mean)
+
+    def policy(obs, is_last):
+        return rescale(np.asarray(best_actions(obs)), action_space)
+
+    return policy
+
+
+def make_program(args, envs, key):
+    """The functions of a run: init() -> agent and replay buffer; act, remember, observe, learn."""
+    obs_dim = math.prod(envs.single_observation_space.shape)
+    action_dim = math.prod(envs.single_action_space.shape)
+    num_updates = args.num_envs * args.utd  # per step of all environments
+    actor_key, q_key, act_key, learn_key = jax.random.split(key, 4)
+    actor = Actor(action_dim)
+    q_networks = make_q_networks(args)
+    atoms = jnp.linspace(-args.v_max, args.v_max, args.n_atoms)
+    target_entropy = -action_dim / 2  # [sac 5]
+    length = args.total_timesteps * args.utd
+    schedule = optax.linear_schedule(args.learning_rate, args.learning_rate / 2, length)
+    optimizer = optax.adam(schedule)  # [simba 7]
+
+    def init():
+        obs, actions = jnp.zeros((1, obs_dim)), jnp.zeros((1, action_dim))
+        actor_params = project_kernels(actor.init(actor_key, obs))
+        q_params = project_kernels(q_networks.init(q_key, obs, actions))
+        log_alpha = jnp.array(math.log(args.initial_alpha))
+        agent = dict(
+            actor=actor_params,
+            q_networks=q_params,
+            target_q_networks=q_params,
+            log_alpha=log_alpha,
+            actor_optimizer=optimizer.init(actor_params),
+            q_networks_optimizer=optimizer.init(q_params),
+            log_alpha_optimizer=optimizer.init(log_alpha),
+            obs_moments=init_moments(obs_dim),
+            return_moments=init_moments(()) | dict(largest=jnp.zeros(())),
+        )
+        buffer = dict(  # the last transitions in a ring [ddpg 2]
+            obs=jnp.zeros((args.buffer_size, obs_dim)),
+            actions=jnp.zeros((args.buffer_size, action_dim)),
+            rewards=jnp.zeros(args.buffer_size),
+            next_obs=jnp.zeros((args.buffer_size, obs_dim)),
+            terminated=jnp.zeros(args.buffer_size, dtype=bool),
+            added=jnp.zeros((), dtype=jnp.int32),  # also overwritten ones
+        )
+        agent = jax.tree.map(jnp.copy, agent)  # no two arrays share memory: learn reuses it
+        return dict(agent=agent, buffer=buffer)
+
+    @jax.jit
+    def act(agent, obs, global_step):
+        """Actions from the stochastic policy."""
+        key = jax.random.fold_in(act_key, global_step)
+        obs = normalize(agent["obs_moments"], obs)
+        actions, _ = sample(*actor.apply(agent["actor"], obs), key)
+        return actions
+
+    @partial(jax.jit, donate_argnums=0)  # in place
+    def remember(buffer, transitions, is_real):
+        """Add the transitions that are real: the others have rows that do not exist."""
+        rows = (buffer["added"] + jnp.cumsum(is_real) - 1) % args.buffer_size
+        rows = jnp.where(is_real, rows, args.buffer_size)
+        columns = {
+            name: buffer[name].at[rows].set(values, mode="drop")
+            for name, values in transitions.items()
+        }
+        return columns | dict(added=buffer["added"] + is_real.sum())
+
+    @jax.jit
+    def observe(agent, obs, returns, is_real):
+        """The moments of all observations and of all discounted returns so far."""
+        largest = jnp.maximum(agent["return_moments"]["largest"], jnp.abs(returns * is_real).max())
+        return_moments = update_moments(agent["return_moments"], returns, is_real)
+        return dict(
+            obs_moments=update_moments(agent["obs_moments"], obs, is_real),
+            return_moments=return_moments | dict(largest=largest),
+        )
+
+    def sample_batch(buffer, key):
+        """Uniformly drawn transitions."""
+        num_filled = jnp.minimum(buffer["added"], args.buffer_size)
+        rows = jax.random.randint(key, (args.batch_size,), 0, num_filled)
+        return {name: column[rows] for name, column in buffer.items() if name != "added"}
+
+    def normalize_batch(agent, b):
+        """Rows that were stored as they came, in units of what has been seen until now."""
+        returns = agent["return_moments"]
+        unit = jnp.maximum(jnp.sqrt(returns["var"] + 1e-8), returns["largest"] / args.v_max)
+        return b | dict(
+            obs=normalize(agent["obs_moments"], b["obs"]),
+            rewards=b["rewards"] / unit,  # no return so far is beyond the atoms [simba 6]
+            next_obs=normalize(agent["obs_moments"], b["next_obs"]),
+        )
+
+    def minimize(loss, agent, name):
+        """One step of Adam on agent[name]; loss returns its value and what is logged."""
+        (_, logs), grads = jax.value_and_grad(loss, has_aux=True)(agent[name])
+        updates, opt_state = optimizer.update(grads, agent[f"{name}_optimizer"])
+        params = project_kernels(optax.apply_updates(agent[name], updates))
+        return agent | {name: params, f"{name}_optimizer": opt_state}, logs
+
+    def update_q_networks(agent, b, key):
+        """Truncated episodes are bootstrapped, terminated ones are not [ddpg 4]."""
+        next_actions, next_log_probs = sample(*actor.apply(agent["actor"], b["next_obs"]), key)
+        log_pmfs = q_networks.apply(agent["target_q_networks"], b["next_obs"], next_actions)
+        lowest = mean_returns(log_pmfs, atoms).argmin(0)  # in place of the minimum [simba 8]
+        next_pmfs = jnp.exp(log_pmfs[lowest, jnp.arange(args.batch_size)])
+        alpha = jnp.exp(agent["log_alpha"])
+        next_returns = atoms - alpha * next_log_probs[:, None]  # [sac 3]
+        returns = b["rewards"][:, None] + args.gamma * next_returns * ~b["terminated"][:, None]
+        target_pmfs = project(next_pmfs, returns, atoms)
+
+        def qf_loss(params):
+            log_pmfs = q_networks.apply(params, b["obs"], b["actions"])
+            loss = -(target_pmfs * log_pmfs).sum(-1).mean(1).sum()  # [c51 3]
+            q_values = mean_returns(log_pmfs, atoms)
+            return loss, {"qf_loss": loss / args.num_critics, "qf_values": q_values.mean()}
+
+        return minimize(qf_loss, agent, "q_networks")
+
+    def update_actor(agent, obs, key):
+        """One update of the actor and the temperature."""
+        alpha = jnp.exp(agent["log_alpha"])
+
+        def actor_loss(params):
+            actions, log_probs = sample(*actor.apply(params, obs), key)
+            log_pmfs = q_networks.apply(agent["q_networks"], obs, actions)
+            q_values = mean_returns(log_pmfs, atoms).min(0)
+            loss = (alpha * log_probs - q_values).mean()
+            return loss, (loss, log_probs)
+
+        def alpha_loss(log_alpha):
+            loss = -(jnp.exp(log_alpha) * (log_probs + target_entropy)).mean()
+            return loss, loss
+
+        agent, (loss, log_probs) = minimize(actor_loss, agent, "actor")
+        losses = {"actor_loss": loss, "alpha": alpha}
+        agent, losses["alpha_loss"] = minimize(alpha_loss, agent, "log_alpha")
+        return agent, losses
+
+    def update_targets(agent):
+        """Target networks move by the share tau towards their networks [ddpg 6]."""
+        networks, targets = agent["q_networks"], agent["target_q_networks"]
+        targets = optax.incremental_update(networks, targets, args.tau)
+        return agent | dict(target_q_networks=targets)
+
+    @partial(jax.jit, donate_argnums=0)  # in place
+    def learn(agent, buffer, first_update):
+        """The updates after one step of all environments."""
+
+        def update(agent, number):
+            keys = jax.random.split(jax.random.fold_in(learn_key, number), 3)
+            batch_key, next_key, actor_key = keys
+            b = normalize_batch(agent, sample_batch(buffer, batch_key))
+            agent, q_losses = update_q_networks(agent, b, next_key)
+            agent, actor_losses = update_actor(agent, b["obs"], actor_key)
+            agent = update_targets(agent)
+            return agent, q_losses | actor_losses
+
+        agent, losses = jax.lax.scan(update, agent, first_update + jnp.arange(num_updates))
+        return agent, jax.tree.map(lambda x: x[-1], losses)
+
+    return init, act, remember, observe, learn
+
+
+# -- the same in every JAX file: flags, errors, run folder, checkpoints ----------------------------
+
+
+sys.path.append(os.getcwd())  # --env-id my_envs:MyEnv-v0 finds my_envs.py here
+FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has its interface
+interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
+
+
+def require(condition, message):
+    if not condition:
+        raise ValueError(message)
+
+
+def require_positive(args, *names):
+    for name in names:
+        require(getattr(args, name) > 0, f"{name} must be positive, not {getattr(args, name)}")
+
+
+def require_fraction(args, *names):
+    for name in names:
+        value = getattr(args, name)
+        require(0 <= value <= 1, f"{name} must be between 0 and 1, not {value}")
+
+
+def require_memory(num_bytes):
+    free = psutil.virtual_memory().available
+    require(num_bytes < free, f"{num_bytes / 1e9:.1f} GB of memory needed, {free / 1e9:.1f} free")
+
+
+def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
+    """An episode's last observation must be its own, and videos need frames."""
+    require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
+    if args.capture_video:
+        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array to record")
+        envs.reset()
+        envs.render()  # MuJoCo needs OpenGL, which a server may not have
+
+
+@contextmanager
+def explain(attempt):
+    """Report an error inside as one line; CLEANRL_TRACEBACK=1 shows where it comes from."""
+    try:
+        yield
+    except Exception as error:
+        if os.environ.get("CLEANRL_TRACEBACK"):
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise SystemExit(f"cannot {attempt}: {reason[:500]}") from None
+
+
+def command_line():
+    """Its words for tyro; "--cuda False", as CleanRL v1 has it, becomes --no-cuda."""
+    words = sys.argv[1:]
+    for i in reversed(range(len(words) - 1)):
+        name = words[i].removeprefix("--").replace("-", "_")
+        if words[i + 1] in ("True", "False") and isinstance(getattr(Args, name, None), bool):
+            words[i : i + 2] = [f"--{name}" if words[i + 1] == "True" else f"--no-{name}"]
+    return words
+
+
+def parse_args():
+    """The flags of the command line, or with --resume those of the interrupted run."""
+    args = tyro.cli(Args, args=command_line())
+    if args.resume:
+        with explain(f"resume {args.resume}"):
+            args = load_args(args.resume)
+    with explain("run with these flags"):
+        for name, value in vars(args).items():
+            require(not isinstance(value, float) or math.isfinite(value), f"{name} is {value}")
+        require(0 <= args.seed < 2**32, "seed must be between 0 and 2**32 - 1")
+        args.check()
+    return args
+
+
+def load_args(folder):
+    """The flags of a run; only a larger --total-timesteps may be passed beside --resume."""
+    from pydantic import TypeAdapter
+
+    run = json.loads(Path(folder, "run.json").read_text())
+    require(run["file"] == Path(__file__).name, f"it is a run of {run['file']}")
+    if run.get("sha256", FILE_HASH) != FILE_HASH:
+        print(f"warning: {run['file']} has changed since this run started", file=sys.stderr)
+    recorded = TypeAdapter(Args).validate_python(run["args"] | {"resume": folder})
+    args = tyro.cli(Args, args=command_line(), default=recorded)
+    changed = [name for name, value in vars(args).items() if value != getattr(recorded, name)]
+    require(set(changed) <= {"total_timesteps"}, f"do not pass {', '.join(changed)} with --resume")
+    require(args.total_timesteps >= recorded.total_timesteps, "total_timesteps can only grow")
+    return args
+
+
+def seed_everything(args):
+    random.seed(args.seed)
+    np.random.seed(args.seed)
+    return jax.random.PRNGKey(args.seed)
+
+
+def make_run_folder(args):
+    """runs/{env_id}__{exp_name}__{seed}__{unix time}, at a second that no other run has taken."""
+    for second in itertools.count(int(time.time())):
+        name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
+        folder = Path("runs", re.sub(r"[/\\:]", "-", name))
+        with suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            return folder
+
+
+def lock_run_folder(folder):
+    """Refuse a folder that another process is writing to."""
+    lock = FileLock(folder / "lock", timeout=0, is_singleton=True)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ValueError(f"process {(folder / 'pid').read_text()} is writing to it") from None
+    atexit.register(lock.release)
+    (folder / "pid").write_text(str(os.getpid()))
+
+
+def open_run(args, device, global_step, **more):
+    """The run folder, with the flags and versions in run.json, and the writer of its curves."""
+    folder = Path(args.resume or "runs")
+    with explain(f"log to {folder}"):
+        if args.track:
+            module = importlib.import_module(TRACKER)
+            if TRACKER == "wandb":
+                module.login()  # a missing login is told before anything is written
+        if args.resume:
+            lock_run_folder(folder)
+            run = json.loads((folder / "run.json").read_text())
+        else:
+            describe = ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=40"]
+            here = Path(__file__).parent
+            git = subprocess.run(describe, cwd=here, capture_output=True, text=True)
+            run = {
+                "file": Path(__file__).name,
+                "sha256": FILE_HASH,
+                "tags": [tag for tag in os.environ.get("WANDB_TAGS", "").split(",") if tag],
+                "start_time": time.time(),
+                "commit": git.stdout.strip().removesuffix("-dirty"),
+                "dirty": git.stdout.strip().endswith("-dirty"),
+                "device": device.device_kind,
+                "python": platform.python_version(),
+                "packages": {package.name: package.version for package in distributions()},
+            } | more
+            folder = make_run_folder(args)
+            lock_run_folder(folder)
+            shutil.copy(__file__, folder)  # the exact code of this run
+        run["args"] = asdict(args) | {"resume": None}
+        (folder / "run.tmp").write_text(json.dumps(run, indent=2, default=str))
+        os.replace(folder / "run.tmp", folder / "run.json")
+        tracker = None
+        if args.track:
+            names = dict(project=args.wandb_project_name, name=folder.name, resume="allow")
+            if TRACKER == "wandb":
+                names |= dict(entity=args.wandb_entity, id=folder.name, reinit="create_new")
+            # in a context of its own, since a process may track many runs
+            tracker = Context().run(module.init, **names, config=asdict(args))
+            atexit.register(tracker.finish)
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
+    sys.excepthook = partial(report_crash, args, folder)
+    print(f"run folder: {folder}")
+    print(f"device: {device.device_kind}", flush=True)
+    return folder, Writer(folder, tracker, global_step)
+
+
+class Writer:
+    """The curves of one run: TensorBoard events, and a tracker with --track."""
+
+    def __init__(self, folder, tracker, global_step):
+        name = f"events.out.tfevents.{time.time():.6f}.{platform.node()}"
+        self.records = RecordWriter((folder / name).open("ab", buffering=0))
+        self.tracker = tracker
+        self.logged_videos = set(folder.glob("videos/*.mp4"))
+        self.add_event(file_version="brain.Event:2")
+        start = SessionLog(status=SessionLog.START)
+        self.add_event(step=global_step + 1, session_log=start)  # hides what a resume repeats
+
+    def add_event(self, **event):
+        self.records.write(Event(wall_time=time.time(), **event).SerializeToString())
+
+    def add_scalars(self, step, scalars):
+        values = [Summary.Value(tag=name, simple_value=float(x)) for name, x in scalars.items()]
+        self.add_event(step=int(step), summary=Summary(value=values))
+        if self.tracker:
+            scalars = {name: float(x) for name, x in scalars.items()}
+            options = {} if TRACKER == "wandb" else {"step": int(step)}
+            self.tracker.log(scalars | {"global_step": step}, **options)
+
+    def add_videos(self, folder, step):
+        """Upload the videos that the tracker does not have yet."""
+        module = importlib.import_module(TRACKER)
+        for path in sorted(set(folder.glob("videos/*.mp4")) - self.logged_videos):
+            self.tracker.log({"videos": module.Video(str(path)), "global_step": step})
+            self.logged_videos.add(path)
+
+    def close(self):
+        self.records.close()
+
+
+def interrupt(number, frame):
+    """The first signal lets the loop save a checkpoint and stop, the second ends the program."""
+    interrupted.set()
+    signal.signal(number, signal.SIG_DFL)
+
+
+def report_crash(args, folder, kind, error, traceback):
+    """Below the traceback, say where the run broke and how to resume it."""
+    error.add_note(f"{args.env_id} failed at step {global_step}, continue with --resume {folder}")
+    sys.__excepthook__(kind, error, traceback)
+
+
+def check_finite(args, step, **values):
+    """End the run at the first NaN or infinity, before a checkpoint holds what became of it."""
+    for name, value in values.items():
+        finite = np.isfinite(value)
+        if not finite.all():
+            bad = np.asarray(value)[~finite][0]
+            raise SystemExit(f"{name} of {args.env_id} at step {step}: {bad}")
+
+
+class RecordVideo(gym.wrappers.vector.RecordVideo):
+    """Episodes of the first environment, 1,000 frames at most: they are kept in memory."""
+
+    def __init__(self, envs, folder, step):
+        super().__init__(envs, folder, name_prefix=f"step-{step}", record_first_only=True)
+
+    def _capture_frame(self):
+        super()._capture_frame()
+        if len(self.recorded_frames) >= 1000:
+            self.stop_recording()
+
+
+def save_checkpoint(folder, state, global_step):
+    """Write aside, then rename: the checkpoint is always whole. Stops the run if interrupted."""
+    checkpoint = {"global_step": global_step} | to_state_dict(jax.device_get(state))
+    checkpoint["args"] = json.loads((folder / "run.json").read_text())["args"]
+    path = folder / "checkpoint.tmp"
+    with explain(f"save step {global_step} ({shutil.disk_usage(folder).free / 1e9:.1f} GB free)"):
+        require_finite_weights(checkpoint)
+        try:
+            path.write_bytes(msgpack_serialize(checkpoint))
+            os.replace(path, folder / "checkpoint.msgpack")
+        finally:
+            path.unlink(missing_ok=True)
+    if interrupted.is_set():
+        raise SystemExit(f"interrupted at step {global_step}, continue with --resume {folder}")
+
+
+def require_finite_weights(checkpoint):
+    for path, value in jax.tree.leaves_with_path(checkpoint.get("agent", {})):
+        is_float = np.issubdtype(np.asarray(value).dtype, np.floating)
+        finite = not is_float or np.isfinite(value).all()
+        require(finite, f"agent{jax.tree_util.keystr(path)} is not finite")
+
+
+def restore_checkpoint(args, state):
+    """The state of the last checkpoint and its step; the given state and 0 if there is none yet."""
+    path = Path(args.resume or "", "checkpoint.msgpack")
+    if not args.resume or not path.exists():
+        return state, 0
+    with explain(f"resume {args.resume}"):
+        try:
+            checkpoint = msgpack_restore(path.read_bytes())
+        except Exception:
+            raise ValueError("checkpoint.msgpack is damaged") from None
+        require_finite_weights(checkpoint)
+        restored = from_state_dict(state, {name: checkpoint[name] for name in state})
+        shapes = jax.tree.map(lambda x: (np.shape(x), np.asarray(x).dtype), [state, restored])
+        require(shapes[0] == shapes[1], "its checkpoint has arrays of other shapes")
+        return jax.tree.map(jnp.array, restored), int(checkpoint["global_step"])
+
+
+# -- the algorithm ---------------------------------------------------------------------------------
+
+
+if __name__ == "__main__":
+    args = parse_args()
+    with explain(f"train on {args.env_id}"):
+        envs = make_envs(args, args.num_envs, "rgb_array" if args.capture_video else None)
+        obs_space, action_space = envs.single_observation_space, envs.single_action_space
+        require(isinstance(obs_space, gym.spaces.Box), "Box observations are needed")
+        is_continuous = isinstance(action_space, gym.spaces.Box) and action_space.dtype.kind == "f"
+        is_bounded = is_continuous and action_space.is_bounded()
+        require(is_bounded, "continuous and bounded Box actions are needed")
+        require_envs(args, envs)
+        row_bytes = 4 * (2 * math.prod(obs_space.shape) + math.prod(action_space.shape) + 1) + 1
+        require_memory((args.buffer_size + args.batch_size) * row_bytes)
+
+    key = seed_everything(args)
+    device = jax.devices()[0] if args.cuda else jax.devices("cpu")[0]
+    jax.config.update("jax_default_device", device)
+    jax.config.update("jax_default_matmul_precision", "float32")  # a GPU would use TF32
+    init, act, remember, observe, learn = make_program(args, envs, key)
+    run = init()
+    saved_names = ["agent"]
+    if args.checkpoint_buffer:
+        saved_names += ["buffer"]
+    saved = {name: run[name] for name in saved_names}
+    saved, global_step = restore_checkpoint(args, saved)
+    run |= saved
+    start_step = global_step
+    run_folder, writer = open_run(args, device, global_step)
+    if args.capture_video:
+        envs = RecordVideo(envs, run_folder / "videos", global_step)
+
+    N = args.num_envs
+    num_iterations = args.total_timesteps // N
+    learning_start = args.learning_starts
+    if not run["buffer"]["added"]:  # a run that is resumed without its buffer starts with a new one
+        learning_start += global_step
+    reset_seed = np.random.SeedSequence((args.seed, global_step)).generate_state(1)[0]
+    obs, _ = envs.reset(seed=int(reset_seed))
+    is_last = np.zeros(N, dtype=bool)  # obs ends an episode: the next step only resets
+    returns = np.zeros(N)  # discounted sums of the rewards of the episodes so far
+    start_time = time.time()
+    progress = tqdm(initial=global_step, total=num_iterations * N, unit="step", unit_scale=True)
+
+    for iteration in range(global_step // N, num_iterations):
+        # act, at random at first
+        if global_step < learning_start:
+            rng = np.random.default_rng((args.seed, global_step))
+            actions = 2 * rng.random((N, math.prod(action_space.shape)), np.float32) - 1
+        else:
+            actions = np.asarray(act(run["agent"], obs, global_step))
+        next_obs, rewards, terminated, truncated, infos = envs.step(rescale(actions, action_space))
+        for i in np.flatnonzero(infos.get("_episode", ())):
+            step, episode = global_step + i + 1, infos["episode"]
+            scalars = {
+                "charts/episodic_return": episode["r"][i],
+                "charts/episodic_length": episode["l"][i],
+            }
+            writer.add_scalars(step, scalars)
+            progress.set_postfix(episodic_return=f"{episode['r'][i]:.1f}", refresh=False)
+        global_step += N
+        check_finite(args, global_step, observation=next_obs, reward=rewards)
+        progress.update(N)
+
+        # remember all steps but those that only reset an environment
+        transitions = dict(
+            obs=obs, actions=actions, rewards=rewards, next_obs=next_obs, terminated=terminated
+        )
+        run["buffer"] = remember(run["buffer"], transitions, ~is_last)
+        returns = rewards + args.gamma * returns
+        run["agent"] = run["agent"] | observe(run["agent"], obs, returns, ~is_last)
+        obs, is_last = next_obs, terminated | truncated
+        returns *= ~is_last
+
+        # learn
+        is_learning = global_step >= learning_start
+        if is_learning:
+            first_update = (global_step - N) * args.utd
+            run["agent"], losses = learn(run["agent"], run["buffer"], first_update)
+
+        # log
+        if is_learning and count_due(100, global_step, N):
+            check_finite(args, global_step, **losses)
+            sps = int((global_step - start_step) / (time.time() - start_time))
+            scalars = {f"losses/{name}": loss for name, loss in losses.items()}
+            writer.add_scalars(global_step, {"charts/SPS": sps} | scalars)
+        is_due = count_due(args.checkpoint_interval, global_step, N)
+        if is_due or iteration + 1 == num_iterations or interrupted.is_set():
+            if args.track:
+                writer.add_videos(run_folder, global_step)
+            saved = {name: run[name] for name in saved_names}
+            save_checkpoint(run_folder, saved, global_step)
+
+    progress.close()
+    envs.close()
+    writer.close()
