@@ -1,0 +1,682 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "filelock>=3.20", "gymnasium[classic-control]>=1.2.1,<2", "minigrid>=3.2", "moviepy>=2",
+#     "numpy>=2", "psutil>=7", "pydantic>=2.11", "tensorboard>=2.20", "torch>=2.9", "tqdm>=4.67",
+#     "tyro>=1.0", "wandb>=0.22",
+# ]
+# ///
+"""Proximal Policy Optimization (PPO) for Dict observations: images, vectors, choices and texts.
+
+    uv run cleanrl/ppo_dict.py                                      # MiniGrid-GoToDoor-5x5-v0
+    uv run cleanrl/ppo_dict.py --env-id BabyAI-GoToLocal-v0 --seed 2
+    uv run cleanrl/ppo_dict.py --keys image direction               # without the mission
+    uv run cleanrl/ppo_dict.py --resume runs/<run>                  # continue an interrupted run
+    tensorboard --logdir runs
+
+Tags such as [dict 1] refer to the implementation details in docs/rl-algorithms/{ppo,ppo-dict}.md.
+"""
+
+import atexit
+import hashlib
+import importlib
+import itertools
+import json
+import math
+import os
+import platform
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.metadata import distributions
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import psutil
+import torch
+import torch.nn as nn
+import tyro
+from filelock import FileLock, Timeout
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+NUM_WORDS = 18  # the longest text
+VOCABULARY = """
+a after and at avoid ball behind blue box door end fetch find from front get go goal green grey
+hallway in key lava left matching must near next object of on open opening pick purple put reach
+red right room rooms square the then to traverse unlock up use yellow you your
+""".split()  # those of MiniGrid's and BabyAI's missions
+
+
+@dataclass
+class Args:
+    exp_name: str = Path(__file__).stem  # name of the experiment
+    seed: int = 1  # seed of the weights, the environments and all sampling
+    torch_deterministic: bool = True  # use deterministic PyTorch algorithms
+    cuda: bool = True  # use a GPU where the networks are large enough to gain from it
+    track: bool = False  # log to Weights & Biases as well
+    wandb_project_name: str = "cleanRL"  # W&B project
+    wandb_entity: str | None = None  # W&B team
+    capture_video: bool = False  # record the first environment to runs/<run>/videos
+    resume: str | None = None  # folder of an interrupted run to continue with its own flags
+    checkpoint_interval: int = 100  # iterations between checkpoints
+
+    env_id: str = "MiniGrid-GoToDoor-5x5-v0"  # Gymnasium environment id
+    keys: tuple[str, ...] = ()  # entries of the observation to use, all of them by default
+    total_timesteps: int = 500_000  # environment steps of the whole run
+    learning_rate: float = 1e-3  # initial learning rate of Adam
+    num_envs: int = 16  # parallel environments
+    num_steps: int = 128  # rollout length of each environment
+    anneal_lr: bool = True  # anneal the learning rate linearly to 0
+    gamma: float = 0.99  # discount factor
+    gae_lambda: float = 0.95  # lambda of generalized advantage estimation
+    num_minibatches: int = 8  # minibatches per epoch
+    update_epochs: int = 4  # epochs over each rollout
+    norm_adv: bool = True  # normalize advantages per minibatch
+    clip_coef: float = 0.2  # clipping range of the surrogate objective
+    clip_vloss: bool = True  # clip the value loss by the same range
+    ent_coef: float = 0.01  # entropy coefficient
+    vf_coef: float = 0.5  # value loss coefficient
+    max_grad_norm: float = 0.5  # maximum gradient norm
+    target_kl: float | None = None  # stop an update early beyond this KL divergence
+
+    def check(self):
+        """Refuse what cannot work before anything is written."""
+        require_positive(self, "num_envs", "num_steps", "num_minibatches", "update_epochs")
+        require_positive(self, "learning_rate", "clip_coef", "max_grad_norm", "checkpoint_interval")
+        require_fraction(self, "gamma", "gae_lambda")
+        batch_size = self.num_envs * self.num_steps
+        require(self.total_timesteps >= batch_size, "total_timesteps is less than one rollout")
+        num_rows = self.num_envs * (self.num_steps // 2)  # every other step may only reset
+        require(self.num_minibatches <= num_rows, f"num_minibatches must be at most {num_rows}")
+
+
+class OneHotTiles(gym.ObservationWrapper):
+    """MiniGrid's image of tiles: object, color and state of each as one-hot vectors."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        height, width, _ = env.observation_space["image"].shape
+        tiles = gym.spaces.Box(0, 1, (height, width, 11 + 6 + 3), np.float32)
+        self.observation_space = gym.spaces.Dict({**env.observation_space, "image": tiles})
+
+    def observation(self, obs):
+        codes = np.moveaxis(obs["image"], -1, 0)
+        one_hot = [np.eye(n, dtype=np.float32)[x] for n, x in zip((11, 6, 3), codes, strict=True)]
+        return obs | {"image": np.concatenate(one_hot, -1)}
+
+
+class WordNumbers(gym.ObservationWrapper):
+    """Texts as the numbers of their words in the vocabulary, from 1 on; 0 is no word [dict 1]."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        require(isinstance(env.observation_space, gym.spaces.Dict), "Dict observations are needed")
+        spaces = env.observation_space.spaces
+        self.texts = [name for name, space in spaces.items() if space.dtype == np.dtype(str)]
+        words = gym.spaces.MultiDiscrete([1 + len(VOCABULARY)] * NUM_WORDS)
+        self.observation_space = gym.spaces.Dict({**spaces, **dict.fromkeys(self.texts, words)})
+
+    def observation(self, obs):
+        return obs | {name: self.read(obs[name]) for name in self.texts}
+
+    def read(self, text):
+        words = text.lower().replace(",", " ").split()
+        require(len(words) <= NUM_WORDS, f"NUM_WORDS is {NUM_WORDS}, too few for: {text}")
+        unknown = set(words) - set(VOCABULARY)
+        require(not unknown, f"VOCABULARY has no {', '.join(sorted(unknown))}")
+        numbers = np.zeros(NUM_WORDS, dtype=np.int64)
+        numbers[: len(words)] = [1 + VOCABULARY.index(word) for word in words]
+        return numbers
+
+
+def make_envs(args, num_envs, render_mode=None):
+    env_id, wrappers = args.env_id, [WordNumbers]
+    if re.match("MiniGrid-|BabyAI-", env_id):
+        env_id, wrappers = f"minigrid:{env_id}", [OneHotTiles, WordNumbers]
+    if args.keys:  # [dict 5]
+        wrappers.append(partial(gym.wrappers.FilterObservation, filter_keys=args.keys))
+    options = dict(render_mode=render_mode, vectorization_mode="sync", wrappers=wrappers)
+    envs = gym.make_vec(env_id, num_envs=num_envs, **options)  # [core 1]
+    return gym.wrappers.vector.RecordEpisodeStatistics(envs)
+
+
+def layer_init(layer, gain=2**0.5):
+    nn.init.orthogonal_(layer.weight, gain)  # [core 2]
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def mlp(in_dim, out_dim, gain):
+    return nn.Sequential(
+        layer_init(nn.Linear(in_dim, 64)),
+        nn.Tanh(),
+        layer_init(nn.Linear(64, 64)),
+        nn.Tanh(),
+        layer_init(nn.Linear(64, out_dim), gain),
+    )
+
+
+class Encoder(nn.Module):
+    """64 features of one entry of the observation, by the kind of its space [dict 2]."""
+
+    def __init__(self, space):
+        super().__init__()
+        self.is_choice = isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete)
+        self.is_image = len(space.shape) == 3 and not self.is_choice
+        self.scale = 255 if space.dtype == np.uint8 else 1
+        if self.is_choice:  # a learned vector for each number
+            num_choices = int(np.max(space.nvec if space.shape else space.n))
+            self.register_buffer("start", torch.as_tensor(space.start))
+            self.embedding = nn.Embedding(num_choices, 16)
+            num_inputs = 16 * math.prod(space.shape)
+        elif self.is_image:
+            self.cnn = make_cnn(space.shape[2], is_large=min(space.shape[:2]) >= 36)
+            num_inputs = self.cnn(torch.zeros(1, *space.shape).permute(0, 3, 1, 2)).shape[1]
+        else:
+            num_inputs = math.prod(space.shape)
+        self.layer = layer_init(nn.Linear(num_inputs, 64))
+
+    def forward(self, entry):
+        if self.is_choice:
+            inputs = self.embedding(entry - self.start).flatten(1)
+        elif self.is_image:
+            inputs = self.cnn(entry.permute(0, 3, 1, 2).float() / self.scale)
+        else:
+            inputs = entry.reshape(len(entry), -1).float() / self.scale
+        return self.layer(inputs).tanh()
+
+
+def make_cnn(num_channels, is_large):
+    """The Nature CNN, or two layers for what is smaller than its filters reach."""
+    layers = [(16, 3, 1, 1), (32, 3, 2, 1)]
+    if is_large:
+        layers = [(32, 8, 4, 0), (64, 4, 2, 0), (64, 3, 1, 0)]
+    cnn = nn.Sequential()
+    for num_filters, size, stride, padding in layers:
+        conv = nn.Conv2d(num_channels, num_filters, size, stride, padding)
+        cnn.extend([layer_init(conv), nn.ReLU()])
+        num_channels = num_filters
+    return cnn.append(nn.Flatten())
+
+
+class Agent(nn.Module):
+    """An encoder for each entry, shared by the policy and the value function."""
+
+    def __init__(self, envs):
+        super().__init__()
+        spaces = envs.single_observation_space.spaces
+        self.encoders = nn.ModuleDict({name: Encoder(space) for name, space in spaces.items()})
+        num_features = 64 * (len(spaces) + math.comb(len(spaces), 2))
+        self.actor = mlp(num_features, int(envs.single_action_space.n), gain=0.01)
+        self.critic = mlp(num_features, 1, gain=1.0)
+
+    def forward(self, obs):
+        """Log-probabilities of all actions, and values."""
+        features = [encoder(obs[name]) for name, encoder in self.encoders.items()]
+        products = [a * b for a, b in itertools.combinations(features, 2)]  # [dict 3]
+        features = torch.cat(features + products, 1)
+        return self.actor(features).log_softmax(-1), self.critic(features).squeeze(-1)
+
+
+def sample(log_probs):
+    """Gumbel-max sampling, twice as fast as torch.distributions.Categorical."""
+    exponential_noise = torch.empty_like(log_probs).exponential_()
+    return (log_probs - exponential_noise.log()).argmax(-1)  # -log of it is Gumbel noise
+
+
+def load_policy(checkpoint, envs, deterministic=False):
+    """The trained policy for evaluation: samples its actions, or takes the most likely ones."""
+    agent = Agent(envs).eval()
+    agent.load_state_dict(checkpoint["agent"])
+
+    @torch.no_grad()
+    def policy(obs, is_last):
+        log_probs, _ = agent({name: torch.from_numpy(x) for name, x in obs.items()})
+        actions = log_probs.argmax(-1) if deterministic else sample(log_probs)
+        return actions.numpy() + envs.single_action_space.start
+
+    return policy
+
+
+# -- the same in every PyTorch file: flags, errors, run folder, checkpoints ------------------------
+
+
+sys.path.append(os.getcwd())  # --env-id my_envs:MyEnv-v0 finds my_envs.py here
+FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has its interface
+interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
+NUMPY = [np.ndarray, np.dtype, np._core.multiarray._reconstruct, np._core.multiarray.scalar]
+NUMPY += [type(np.dtype(code)) for code in "?bBhHiIlLefd"]
+torch.serialization.add_safe_globals(NUMPY)  # NumPy arrays and scalars fit into a checkpoint
+
+
+def require(condition, message):
+    if not condition:
+        raise ValueError(message)
+
+
+def require_positive(args, *names):
+    for name in names:
+        require(getattr(args, name) > 0, f"{name} must be positive, not {getattr(args, name)}")
+
+
+def require_fraction(args, *names):
+    for name in names:
+        value = getattr(args, name)
+        require(0 <= value <= 1, f"{name} must be between 0 and 1, not {value}")
+
+
+def require_memory(num_bytes):
+    free = psutil.virtual_memory().available
+    require(num_bytes < free, f"{num_bytes / 1e9:.1f} GB of memory needed, {free / 1e9:.1f} free")
+
+
+def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
+    """An episode's last observation must be its own, and videos need frames."""
+    require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
+    if args.capture_video:
+        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array to record")
+        envs.reset()
+        envs.render()  # MuJoCo needs OpenGL, which a server may not have
+
+
+@contextmanager
+def explain(attempt):
+    """Report an error inside as one line; CLEANRL_TRACEBACK=1 shows where it comes from."""
+    try:
+        yield
+    except Exception as error:
+        if os.environ.get("CLEANRL_TRACEBACK"):
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise SystemExit(f"cannot {attempt}: {reason[:500]}") from None
+
+
+def command_line():
+    """Its words for tyro; "--cuda False", as CleanRL v1 has it, becomes --no-cuda."""
+    words = sys.argv[1:]
+    for i in reversed(range(len(words) - 1)):
+        name = words[i].removeprefix("--").replace("-", "_")
+        if words[i + 1] in ("True", "False") and isinstance(getattr(Args, name, None), bool):
+            words[i : i + 2] = [f"--{name}" if words[i + 1] == "True" else f"--no-{name}"]
+    return words
+
+
+def parse_args():
+    """The flags of the command line, or with --resume those of the interrupted run."""
+    args = tyro.cli(Args, args=command_line())
+    if args.resume:
+        with explain(f"resume {args.resume}"):
+            args = load_args(args.resume)
+    with explain("run with these flags"):
+        for name, value in vars(args).items():
+            require(not isinstance(value, float) or math.isfinite(value), f"{name} is {value}")
+        require(0 <= args.seed < 2**32, "seed must be between 0 and 2**32 - 1")
+        args.check()
+    return args
+
+
+def load_args(folder):
+    """The flags of a run; only a larger --total-timesteps may be passed beside --resume."""
+    from pydantic import TypeAdapter
+
+    run = json.loads(Path(folder, "run.json").read_text())
+    require(run["file"] == Path(__file__).name, f"it is a run of {run['file']}")
+    if run.get("sha256", FILE_HASH) != FILE_HASH:
+        print(f"warning: {run['file']} has changed since this run started", file=sys.stderr)
+    recorded = TypeAdapter(Args).validate_python(run["args"] | {"resume": folder})
+    args = tyro.cli(Args, args=command_line(), default=recorded)
+    changed = [name for name, value in vars(args).items() if value != getattr(recorded, name)]
+    require(set(changed) <= {"total_timesteps"}, f"do not pass {', '.join(changed)} with --resume")
+    require(args.total_timesteps >= recorded.total_timesteps, "total_timesteps can only grow")
+    return args
+
+
+def seed_everything(args):
+    random.seed(args.seed)
+    np.random.seed(args.seed)
+    torch.manual_seed(args.seed)
+    torch.use_deterministic_algorithms(args.torch_deterministic)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic matrix products
+    torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs 10%
+
+
+def make_run_folder(args):
+    """runs/{env_id}__{exp_name}__{seed}__{unix time}, at a second that no other run has taken."""
+    for second in itertools.count(int(time.time())):
+        name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
+        folder = Path("runs", re.sub(r"[/\\:]", "-", name))
+        with suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            return folder
+
+
+def lock_run_folder(folder):
+    """Refuse a folder that another process is writing to."""
+    lock = FileLock(folder / "lock", timeout=0, is_singleton=True)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ValueError(f"process {(folder / 'pid').read_text()} is writing to it") from None
+    atexit.register(lock.release)
+    (folder / "pid").write_text(str(os.getpid()))
+
+
+def open_run(args, device, global_step, **more):
+    """The run folder, with the flags and versions in run.json, and its TensorBoard writer."""
+    folder = Path(args.resume or "runs")
+    with explain(f"log to {folder}"):
+        if args.track:
+            tracker = importlib.import_module(TRACKER)
+            if TRACKER == "wandb":
+                tracker.login()  # a missing login is told before anything is written
+        if args.resume:
+            lock_run_folder(folder)
+            run = json.loads((folder / "run.json").read_text())
+        else:
+            describe = ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=40"]
+            here = Path(__file__).parent
+            git = subprocess.run(describe, cwd=here, capture_output=True, text=True)
+            run = {
+                "file": Path(__file__).name,
+                "sha256": FILE_HASH,
+                "tags": [tag for tag in os.environ.get("WANDB_TAGS", "").split(",") if tag],
+                "start_time": time.time(),
+                "commit": git.stdout.strip().removesuffix("-dirty"),
+                "dirty": git.stdout.strip().endswith("-dirty"),
+                "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+                "python": platform.python_version(),
+                "packages": {package.name: package.version for package in distributions()},
+            } | more
+            folder = make_run_folder(args)
+            lock_run_folder(folder)
+            shutil.copy(__file__, folder)  # the exact code of this run
+        run["args"] = asdict(args) | {"resume": None}
+        (folder / "run.tmp").write_text(json.dumps(run, indent=2, default=str))
+        os.replace(folder / "run.tmp", folder / "run.json")
+        if args.track:
+            names = dict(project=args.wandb_project_name, name=folder.name, resume="allow")
+            if TRACKER == "wandb":
+                names |= dict(entity=args.wandb_entity, id=folder.name, sync_tensorboard=True)
+            tracker.init(**names, config=asdict(args))
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
+    sys.excepthook = partial(report_crash, args, folder)
+    print(f"run folder: {folder}")
+    print(f"device: {device}, {torch.get_num_threads()} CPU threads", flush=True)
+    writer = TrackioWriter if args.track and TRACKER == "trackio" else SummaryWriter
+    return folder, writer(folder, purge_step=global_step + 1)  # hides what a resume repeats
+
+
+class TrackioWriter(SummaryWriter):
+    """TensorBoard's scalars for Trackio, too; Weights & Biases reads them itself."""
+
+    def add_scalar(self, name, value, step):
+        super().add_scalar(name, value, step)
+        scalar = torch.as_tensor(value).item()
+        importlib.import_module("trackio").log({name: scalar}, step=int(step))
+
+
+def interrupt(number, frame):
+    """The first signal lets the loop save a checkpoint and stop, the second ends the program."""
+    interrupted.set()
+    signal.signal(number, signal.SIG_DFL)
+
+
+def report_crash(args, folder, kind, error, traceback):
+    """Below the traceback, say where the run broke and how to resume it."""
+    error.add_note(f"{args.env_id} failed at step {global_step}, continue with --resume {folder}")
+    sys.__excepthook__(kind, error, traceback)
+
+
+def check_finite(args, step, **values):
+    """End the run at the first NaN or infinity, before a checkpoint holds what became of it."""
+    for name, value in values.items():
+        finite = np.isfinite(value)
+        if not finite.all():
+            bad = np.asarray(value)[~finite][0]
+            raise SystemExit(f"{name} of {args.env_id} at step {step}: {bad}")
+
+
+class RecordVideo(gym.wrappers.vector.RecordVideo):
+    """Episodes of the first environment, 1,000 frames at most: they are kept in memory."""
+
+    def __init__(self, envs, folder, step):
+        super().__init__(envs, folder, name_prefix=f"step-{step}", record_first_only=True)
+
+    def _capture_frame(self):
+        super()._capture_frame()
+        if len(self.recorded_frames) >= 1000:
+            self.stop_recording()
+
+
+def log_videos(folder, logged, global_step):
+    """Upload the videos that are not in logged yet to Weights & Biases or Trackio."""
+    tracker = importlib.import_module(TRACKER)
+    for path in sorted(set(folder.glob("videos/*.mp4")) - logged):
+        tracker.log({"videos": tracker.Video(str(path)), "global_step": global_step})
+        logged.add(path)
+
+
+def save_checkpoint(folder, modules, global_step):
+    """Write aside, then rename: the checkpoint is always whole. Stops the run if interrupted."""
+    checkpoint = {name: module.state_dict() for name, module in modules.items()}
+    checkpoint["args"] = json.loads((folder / "run.json").read_text())["args"]
+    checkpoint["global_step"] = global_step
+    checkpoint["rng"] = torch.get_rng_state()
+    checkpoint["cuda_rng"] = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    path = folder / "checkpoint.tmp"
+    with explain(f"save step {global_step} ({shutil.disk_usage(folder).free / 1e9:.1f} GB free)"):
+        require_finite_weights(checkpoint)
+        try:
+            torch.save(checkpoint, path)
+            types = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+            require(not types, f"a checkpoint cannot hold {', '.join(types)}")
+            os.replace(path, folder / "checkpoint.pt")
+        finally:
+            path.unlink(missing_ok=True)
+    if interrupted.is_set():
+        raise SystemExit(f"interrupted at step {global_step}, continue with --resume {folder}")
+
+
+def require_finite_weights(checkpoint):
+    for name in [name for name, state in checkpoint.items() if isinstance(state, dict)]:
+        for key, value in checkpoint[name].items():
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                require(value.isfinite().all(), f"{name}.{key} is not finite")
+
+
+def restore_checkpoint(args, modules):
+    """Load the run's last checkpoint into the modules; returns its step, 0 if there is none yet."""
+    path = Path(args.resume or "", "checkpoint.pt")
+    if not args.resume or not path.exists():
+        return 0
+    with explain(f"resume {args.resume}"):
+        try:
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception:
+            raise ValueError("checkpoint.pt is damaged, or holds more than weights") from None
+        require_finite_weights(checkpoint)
+        for name, module in modules.items():
+            require(name in checkpoint, f"its checkpoint has no {name}")
+            module.load_state_dict(checkpoint[name])
+        torch.set_rng_state(checkpoint["rng"])
+        torch.cuda.set_rng_state_all(checkpoint["cuda_rng"][: torch.cuda.device_count()])
+        return checkpoint["global_step"]
+
+
+# -- the algorithm ---------------------------------------------------------------------------------
+
+
+if __name__ == "__main__":
+    args = parse_args()
+    with explain(f"train on {args.env_id}"):
+        envs = make_envs(args, args.num_envs, "rgb_array" if args.capture_video else None)
+        obs_space, action_space = envs.single_observation_space, envs.single_action_space
+        for name, space in obs_space.items():
+            known = gym.spaces.Box | gym.spaces.Discrete | gym.spaces.MultiDiscrete
+            require(isinstance(space, known), f"{name} is no Box, choice or text")
+        require(isinstance(action_space, gym.spaces.Discrete), "Discrete actions are needed")
+        require_envs(args, envs)
+        envs.reset()  # a text may have a word that is not in the vocabulary
+        num_bytes = sum(math.prod(x.shape) * x.dtype.itemsize for x in obs_space.values())
+        require_memory(args.num_envs * args.num_steps * num_bytes)
+
+    seed_everything(args)
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the initial weights do not depend on the number of cores
+    agent = Agent(envs)
+    minibatch_size = args.num_envs * args.num_steps // args.num_minibatches
+    work = minibatch_size * sum(p.numel() for p in agent.parameters())  # multiplications
+    use_cuda = args.cuda and torch.cuda.is_available() and work > 2**26
+    device = torch.device("cuda" if use_cuda else "cpu")
+    torch.set_num_threads(1 if use_cuda or work < 2**24 else num_threads)
+    agent.to(device)
+    adam = dict(lr=args.learning_rate, eps=1e-5, fused=True)  # [core 3]
+    optimizer = torch.optim.Adam(agent.parameters(), **adam)
+    modules = {"agent": agent, "optimizer": optimizer}
+    global_step = start_step = restore_checkpoint(args, modules)
+    run_folder, writer = open_run(args, device, global_step)
+    logged_videos = set(run_folder.glob("videos/*.mp4"))
+    if args.capture_video:
+        envs = RecordVideo(envs, run_folder / "videos", global_step)
+
+    # the rollout; obs[t] with is_last[t] ends an episode, and step t only resets that environment
+    T, N = args.num_steps, args.num_envs
+    obs = {name: np.zeros((T + 1, N, *x.shape), x.dtype) for name, x in obs_space.items()}
+    is_last = np.zeros((T + 1, N), dtype=bool)
+    actions = np.zeros((T, N), dtype=np.int64)
+    rewards = np.zeros((T, N), dtype=np.float32)
+    terminated = np.zeros((T, N), dtype=bool)
+    num_iterations = args.total_timesteps // (T * N)
+    reset_seed = np.random.SeedSequence((args.seed, global_step)).generate_state(1)[0]
+    first_obs, _ = envs.reset(seed=int(reset_seed))
+    for name, entry in obs.items():
+        entry[-1] = first_obs[name]  # [dict 4]
+    start_time = time.time()
+    progress = tqdm(initial=global_step, total=num_iterations * T * N, unit="step", unit_scale=True)
+
+    for iteration in range(global_step // (T * N), num_iterations):
+        if args.anneal_lr:  # [core 4]
+            for group in optimizer.param_groups:
+                group["lr"] = args.learning_rate * (1 - iteration / num_iterations)
+
+        # act
+        agent.eval()
+        for entry in (*obs.values(), is_last):
+            entry[0] = entry[-1]
+        for t in range(T):
+            step_obs = {name: torch.from_numpy(x[t]).to(device) for name, x in obs.items()}
+            with torch.no_grad():
+                log_probs, _ = agent(step_obs)
+            actions[t] = sample(log_probs).cpu().numpy()
+            next_step = envs.step(actions[t] + action_space.start)
+            next_obs, rewards[t], terminated[t], truncated, infos = next_step
+            is_last[t + 1] = terminated[t] | truncated
+            for name, entry in obs.items():
+                entry[t + 1] = next_obs[name]
+                check_finite(args, global_step, **{f"observation {name}": entry[t + 1]})
+            for i in np.flatnonzero(infos.get("_episode", ())):
+                step, episode = global_step + i + 1, infos["episode"]
+                writer.add_scalar("charts/episodic_return", episode["r"][i], step)
+                writer.add_scalar("charts/episodic_length", episode["l"][i], step)
+                progress.set_postfix(episodic_return=f"{episode['r'][i]:.1f}", refresh=False)
+            global_step += N
+            check_finite(args, global_step, reward=rewards[t])
+        progress.update(T * N)
+
+        # estimate advantages [core 5]; truncated episodes are bootstrapped, terminated ones are not
+        with torch.no_grad():
+            all_obs = {
+                name: torch.from_numpy(x).to(device).flatten(0, 1) for name, x in obs.items()
+            }
+            _, value = agent(all_obs)
+            values = value.view(T + 1, N).cpu().numpy()
+        deltas = rewards + args.gamma * values[1:] * ~terminated - values[:-1]
+        advantages, advantage = np.zeros_like(rewards), np.float32(0)
+        for t in reversed(range(T)):
+            advantage = deltas[t] + args.gamma * args.gae_lambda * advantage * ~is_last[t + 1]
+            advantages[t] = advantage
+        returns = advantages + values[:-1]
+
+        # learn, but not from the steps that only reset an environment
+        is_real = ~is_last[:-1]
+        b_obs = {name: torch.from_numpy(x[:-1][is_real]).to(device) for name, x in obs.items()}
+        b_actions, b_values, b_advantages, b_returns = (
+            torch.from_numpy(x[is_real]).to(device)
+            for x in (actions, values[:-1], advantages, returns)
+        )
+        with torch.no_grad():
+            log_probs, _ = agent(b_obs)
+            b_log_probs = log_probs.gather(1, b_actions[:, None]).squeeze(1)
+        agent.train()
+        clipfracs = []
+        for _ in range(args.update_epochs):
+            order = torch.randperm(len(b_actions), device=device)
+            for mb in order.tensor_split(args.num_minibatches):  # [core 6]
+                mb_obs = {name: entry[mb] for name, entry in b_obs.items()}
+                log_probs, value = agent(mb_obs)
+                log_ratio = log_probs.gather(1, b_actions[mb, None]).squeeze(1) - b_log_probs[mb]
+                ratio = log_ratio.exp()
+                adv = b_advantages[mb]
+                if args.norm_adv:  # [core 7]
+                    adv = (adv - adv.mean()) / (adv.std(correction=0) + 1e-8)
+
+                clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+                policy_loss = -torch.min(adv * ratio, adv * clipped_ratio).mean()  # [core 8]
+                value_error = (value - b_returns[mb]) ** 2
+                if args.clip_vloss:  # [core 9]
+                    change = (value - b_values[mb]).clamp(-args.clip_coef, args.clip_coef)
+                    clipped_error = (b_values[mb] + change - b_returns[mb]) ** 2
+                    value_error = torch.max(value_error, clipped_error)
+                value_loss = 0.5 * value_error.mean()
+                p_log_p = log_probs.exp() * log_probs.clamp(min=-1e9)  # 0 where an action is masked
+                entropy = -p_log_p.sum(1).mean()
+                loss = (
+                    policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy
+                )  # [core 10]
+
+                optimizer.zero_grad()
+                loss.backward()
+                nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)  # [core 11]
+                optimizer.step()
+                clipfracs.append(((ratio - 1).abs() > args.clip_coef).float().mean())
+            approx_kl = (ratio - 1 - log_ratio).mean()  # [core 12]
+            old_approx_kl = -log_ratio.mean()
+            if args.target_kl is not None and approx_kl > args.target_kl:
+                break
+
+        # log
+        check_finite(args, global_step, loss=loss.item())
+        for name, scalar in {
+            "charts/learning_rate": optimizer.param_groups[0]["lr"],
+            "charts/SPS": int((global_step - start_step) / (time.time() - start_time)),
+            "losses/value_loss": value_loss,
+            "losses/policy_loss": policy_loss,
+            "losses/entropy": entropy,
+            "losses/old_approx_kl": old_approx_kl,
+            "losses/approx_kl": approx_kl,
+            "losses/clipfrac": torch.stack(clipfracs).mean(),
+            "losses/explained_variance": 1 - (b_returns - b_values).var() / b_returns.var(),
+        }.items():
+            writer.add_scalar(name, scalar, global_step)
+        is_due = (iteration + 1) % args.checkpoint_interval == 0 or iteration + 1 == num_iterations
+        if is_due or interrupted.is_set():
+            writer.flush()
+            if args.track:
+                log_videos(run_folder, logged_videos, global_step)
+            save_checkpoint(run_folder, modules, global_step)
+
+    progress.close()
+    envs.close()
+    writer.close()
