@@ -1,0 +1,641 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "envpool>=1.2.5", "filelock>=3.20", "gymnasium>=1.2.1,<2",
+#     "moviepy>=2", "numpy>=2", "psutil>=7", "pydantic>=2.11", "tensorboard>=2.20", "torch>=2.9",
+#     "tqdm>=4.67", "tyro>=1.0", "wandb>=0.22",
+# ]
+# ///
+"""Parallelized Q-Network (PQN) for Atari games in EnvPool, for high throughput.
+
+    uv run cleanrl/pqn_atari_envpool.py                       # Breakout-v5, 40M frames
+    uv run cleanrl/pqn_atari_envpool.py --env-id Pong-v5 --num-envs 128
+    uv run cleanrl/pqn_atari_envpool.py --sticky              # as in Machado et al. (2018)
+    uv run cleanrl/pqn_atari_envpool.py --resume runs/<run>   # continue an interrupted run
+    tensorboard --logdir runs
+
+Tags such as [pqn 5] refer to the details in docs/rl-algorithms/{pqn,ppo-atari}.md.
+"""
+
+import atexit
+import hashlib
+import importlib
+import itertools
+import json
+import math
+import os
+import platform
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.metadata import distributions
+from pathlib import Path
+
+import envpool
+import gymnasium as gym
+import numpy as np
+import psutil
+import torch
+import torch.nn as nn
+import tyro
+from filelock import FileLock, Timeout
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+
+@dataclass
+class Args:
+    exp_name: str = Path(__file__).stem  # name of the experiment
+    seed: int = 1  # seed of the weights, the environments and all sampling
+    torch_deterministic: bool = True  # use deterministic PyTorch algorithms
+    cuda: bool = True  # use a GPU if there is one
+    track: bool = False  # log to Weights & Biases as well
+    wandb_project_name: str = "cleanRL"  # W&B project
+    wandb_entity: str | None = None  # W&B team
+    capture_video: bool = False  # record the first environment to runs/<run>/videos
+    resume: str | None = None  # folder of an interrupted run to continue with its own flags
+    checkpoint_interval: int = 100  # iterations between checkpoints
+
+    env_id: str = "Breakout-v5"  # EnvPool environment id
+    sticky: bool = False  # sticky actions (probability 0.25), and lives that do not end episodes
+    total_timesteps: int = 10_000_000  # environment steps of the whole run
+    learning_rate: float = 2.5e-4  # initial learning rate of RAdam
+    num_envs: int = 8  # parallel environments
+    num_pools: int = 2  # pools of environments; some step while the network acts in the next one
+    compile: bool = True  # on a GPU, record acting and learning as CUDA graphs
+    num_steps: int = 128  # rollout length of each environment
+    anneal_lr: bool = True  # anneal the learning rate linearly to 0
+    gamma: float = 0.99  # discount factor
+    q_lambda: float = 0.65  # lambda of the Q(lambda) targets
+    num_minibatches: int = 4  # minibatches per epoch
+    update_epochs: int = 4  # epochs over each rollout
+    start_e: float = 1.0  # initial epsilon of epsilon-greedy exploration
+    end_e: float = 0.01  # final epsilon
+    exploration_fraction: float = 0.1  # fraction of the run over which epsilon is annealed
+    max_grad_norm: float = 10.0  # maximum gradient norm
+
+    def check(self):
+        """Refuse what cannot work before anything is written."""
+        require_positive(self, "num_envs", "num_steps", "num_minibatches", "update_epochs")
+        require_positive(self, "learning_rate", "max_grad_norm", "checkpoint_interval")
+        require_positive(self, "num_pools", "exploration_fraction")
+        require_fraction(self, "gamma", "q_lambda", "start_e", "end_e", "exploration_fraction")
+        batch_size = self.num_envs * self.num_steps
+        require(self.total_timesteps >= batch_size, "total_timesteps is less than one rollout")
+        divides_batch = batch_size % self.num_minibatches == 0
+        require(divides_batch, f"num_minibatches must divide a rollout of {batch_size} steps")
+        require(self.num_envs % self.num_pools == 0, "num_pools must divide num_envs")
+        require(not self.capture_video, "no rgb_array rendering of pools for --capture-video")
+
+
+class AtariPool(gym.vector.VectorWrapper):
+    """EnvPool's games with the scores of whole games; a lost life ends an episode [atari 3]."""
+
+    render_mode = "rgb_array"
+
+    def __init__(self, make_pool):
+        super().__init__(make_pool(seed=0))
+        self.make_pool = make_pool
+        next_step = gym.vector.AutoresetMode.NEXT_STEP
+        rendering = {"render_modes": ["rgb_array"], "render_fps": 15}
+        self.metadata = {"autoreset_mode": next_step, **rendering}
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:  # a pool takes it only when it is made
+            self.env = self.make_pool(seed=seed)
+        self.scores = np.zeros(self.num_envs)
+        self.obs, infos = self.env.reset()
+        return self.obs, infos
+
+    def recv(self):
+        self.obs, rewards, terminated, truncated, infos = self.env.recv()
+        self.scores += rewards
+        is_over = infos["terminated"].astype(bool) | truncated  # the game, not only a life
+        if is_over.any():
+            infos["episode"] = {"r": self.scores.copy(), "l": infos["elapsed_step"]}
+            infos["_episode"] = is_over
+            self.scores[is_over] = 0
+        return self.obs, rewards, terminated, truncated, infos
+
+    def step(self, actions):
+        self.env.send(actions)
+        return self.recv()
+
+    def render(self):
+        """The newest frame of each environment, in the size and the three colors of a video."""
+        frames = self.obs[:, -1, :, :, None]
+        return list(frames.repeat(4, axis=1).repeat(4, axis=2).repeat(3, axis=3))
+
+
+def make_envs(args, num_envs, render_mode=None):
+    start = dict(noop_max=30, use_fire_reset=True)  # [atari 1, 4]
+    frames = dict(frame_skip=4, stack_num=4)  # [atari 2, 7]
+    images = dict(gray_scale=True, img_height=84, img_width=84)  # [atari 5]
+    lives = dict(episodic_life=not args.sticky)  # [atari 3]
+    rules = dict(repeat_action_probability=0.25 if args.sticky else 0.0, reward_clip=False)
+    settings = start | frames | images | lives | rules | dict(task_id=args.env_id)
+    return AtariPool(partial(envpool.make_gymnasium, num_envs=num_envs, **settings))  # [pqn 1]
+
+
+def layer_init(layer, gain=2**0.5):
+    nn.init.orthogonal_(layer.weight, gain)  # [pqn 3]
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def cnn(channels):
+    """The Nature CNN [atari 8]; layer normalization makes up for the target network [pqn 2]."""
+    return nn.Sequential(
+        layer_init(nn.Conv2d(channels, 32, 8, stride=4)),
+        nn.LayerNorm([32, 20, 20]),
+        nn.ReLU(),
+        layer_init(nn.Conv2d(32, 64, 4, stride=2)),
+        nn.LayerNorm([64, 9, 9]),
+        nn.ReLU(),
+        layer_init(nn.Conv2d(64, 64, 3, stride=1)),
+        nn.LayerNorm([64, 7, 7]),
+        nn.ReLU(),
+        nn.Flatten(),
+        layer_init(nn.Linear(64 * 7 * 7, 512)),
+        nn.LayerNorm(512),
+        nn.ReLU(),
+    )
+
+
+class QNetwork(nn.Module):
+    def __init__(self, envs):
+        super().__init__()
+        self.network = cnn(envs.single_observation_space.shape[0])
+        self.q_values = layer_init(nn.Linear(512, int(envs.single_action_space.n)))
+
+    def forward(self, obs):
+        return self.q_values(self.network(obs / 255))  # [atari 9]
+
+
+class CUDAGraph:
+    """Calls a function of one tensor; from the second call on, its CUDA kernels are replayed.
+
+    Launching them one by one takes longer than they run: ppo_atari_envpool.py needs 11 ms
+    instead of 65 ms to learn from a rollout on an H200. The sums are the same bit for bit.
+    """
+
+    def __init__(self, function):
+        self.function = function
+        self.graph = torch.cuda.CUDAGraph()
+        self.x = None
+        self.results = None
+
+    def __call__(self, x):
+        if self.x is None:  # the first call warms up
+            self.x = x.clone()
+            return self.function(x)
+        self.x.copy_(x)
+        if self.results is None:
+            with torch.cuda.graph(self.graph, stream=torch.cuda.current_stream()):
+                self.results = self.function(self.x)
+        self.graph.replay()
+        return self.results  # the next call overwrites them
+
+
+def load_policy(checkpoint, envs):
+    """The trained policy for evaluation: a function from observations to actions."""
+    q_network = QNetwork(envs).eval()
+    q_network.load_state_dict(checkpoint["q_network"])
+
+    @torch.no_grad()
+    def policy(obs, is_last):
+        actions = q_network(torch.from_numpy(obs)).argmax(1)
+        return actions.numpy() + envs.single_action_space.start
+
+    return policy
+
+
+# -- the same in every PyTorch file: flags, errors, run folder, checkpoints ------------------------
+
+
+sys.path.append(os.getcwd())  # --env-id my_envs:MyEnv-v0 finds my_envs.py here
+FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has its interface
+interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
+NUMPY = [np.ndarray, np.dtype, np._core.multiarray._reconstruct, np._core.multiarray.scalar]
+NUMPY += [type(np.dtype(code)) for code in "?bBhHiIlLefd"]
+torch.serialization.add_safe_globals(NUMPY)  # NumPy arrays and scalars fit into a checkpoint
+
+
+def require(condition, message):
+    if not condition:
+        raise ValueError(message)
+
+
+def require_positive(args, *names):
+    for name in names:
+        require(getattr(args, name) > 0, f"{name} must be positive, not {getattr(args, name)}")
+
+
+def require_fraction(args, *names):
+    for name in names:
+        value = getattr(args, name)
+        require(0 <= value <= 1, f"{name} must be between 0 and 1, not {value}")
+
+
+def require_memory(num_bytes):
+    free = psutil.virtual_memory().available
+    require(num_bytes < free, f"{num_bytes / 1e9:.1f} GB of memory needed, {free / 1e9:.1f} free")
+
+
+def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
+    """An episode's last observation must be its own, and videos need frames."""
+    require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
+    if args.capture_video:
+        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array to record")
+        envs.reset()
+        envs.render()  # MuJoCo needs OpenGL, which a server may not have
+
+
+@contextmanager
+def explain(attempt):
+    """Report an error inside as one line; CLEANRL_TRACEBACK=1 shows where it comes from."""
+    try:
+        yield
+    except Exception as error:
+        if os.environ.get("CLEANRL_TRACEBACK"):
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise SystemExit(f"cannot {attempt}: {reason[:500]}") from None
+
+
+def command_line():
+    """Its words for tyro; "--cuda False", as CleanRL v1 has it, becomes --no-cuda."""
+    words = sys.argv[1:]
+    for i in reversed(range(len(words) - 1)):
+        name = words[i].removeprefix("--").replace("-", "_")
+        if words[i + 1] in ("True", "False") and isinstance(getattr(Args, name, None), bool):
+            words[i : i + 2] = [f"--{name}" if words[i + 1] == "True" else f"--no-{name}"]
+    return words
+
+
+def parse_args():
+    """The flags of the command line, or with --resume those of the interrupted run."""
+    args = tyro.cli(Args, args=command_line())
+    if args.resume:
+        with explain(f"resume {args.resume}"):
+            args = load_args(args.resume)
+    with explain("run with these flags"):
+        for name, value in vars(args).items():
+            require(not isinstance(value, float) or math.isfinite(value), f"{name} is {value}")
+        require(0 <= args.seed < 2**32, "seed must be between 0 and 2**32 - 1")
+        args.check()
+    return args
+
+
+def load_args(folder):
+    """The flags of a run; only a larger --total-timesteps may be passed beside --resume."""
+    from pydantic import TypeAdapter
+
+    run = json.loads(Path(folder, "run.json").read_text())
+    require(run["file"] == Path(__file__).name, f"it is a run of {run['file']}")
+    if run.get("sha256", FILE_HASH) != FILE_HASH:
+        print(f"warning: {run['file']} has changed since this run started", file=sys.stderr)
+    recorded = TypeAdapter(Args).validate_python(run["args"] | {"resume": folder})
+    args = tyro.cli(Args, args=command_line(), default=recorded)
+    changed = [name for name, value in vars(args).items() if value != getattr(recorded, name)]
+    require(set(changed) <= {"total_timesteps"}, f"do not pass {', '.join(changed)} with --resume")
+    require(args.total_timesteps >= recorded.total_timesteps, "total_timesteps can only grow")
+    return args
+
+
+def seed_everything(args):
+    random.seed(args.seed)
+    np.random.seed(args.seed)
+    torch.manual_seed(args.seed)
+    torch.use_deterministic_algorithms(args.torch_deterministic)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic matrix products
+    torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs 10%
+
+
+def make_run_folder(args):
+    """runs/{env_id}__{exp_name}__{seed}__{unix time}, at a second that no other run has taken."""
+    for second in itertools.count(int(time.time())):
+        name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
+        folder = Path("runs", re.sub(r"[/\\:]", "-", name))
+        with suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            return folder
+
+
+def lock_run_folder(folder):
+    """Refuse a folder that another process is writing to."""
+    lock = FileLock(folder / "lock", timeout=0, is_singleton=True)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ValueError(f"process {(folder / 'pid').read_text()} is writing to it") from None
+    atexit.register(lock.release)
+    (folder / "pid").write_text(str(os.getpid()))
+
+
+def open_run(args, device, global_step, **more):
+    """The run folder, with the flags and versions in run.json, and its TensorBoard writer."""
+    folder = Path(args.resume or "runs")
+    with explain(f"log to {folder}"):
+        if args.track:
+            tracker = importlib.import_module(TRACKER)
+            if TRACKER == "wandb":
+                tracker.login()  # a missing login is told before anything is written
+        if args.resume:
+            lock_run_folder(folder)
+            run = json.loads((folder / "run.json").read_text())
+        else:
+            describe = ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=40"]
+            here = Path(__file__).parent
+            git = subprocess.run(describe, cwd=here, capture_output=True, text=True)
+            run = {
+                "file": Path(__file__).name,
+                "sha256": FILE_HASH,
+                "tags": [tag for tag in os.environ.get("WANDB_TAGS", "").split(",") if tag],
+                "start_time": time.time(),
+                "commit": git.stdout.strip().removesuffix("-dirty"),
+                "dirty": git.stdout.strip().endswith("-dirty"),
+                "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+                "python": platform.python_version(),
+                "packages": {package.name: package.version for package in distributions()},
+            } | more
+            folder = make_run_folder(args)
+            lock_run_folder(folder)
+            shutil.copy(__file__, folder)  # the exact code of this run
+        run["args"] = asdict(args) | {"resume": None}
+        (folder / "run.tmp").write_text(json.dumps(run, indent=2, default=str))
+        os.replace(folder / "run.tmp", folder / "run.json")
+        if args.track:
+            names = dict(project=args.wandb_project_name, name=folder.name, resume="allow")
+            if TRACKER == "wandb":
+                names |= dict(entity=args.wandb_entity, id=folder.name, sync_tensorboard=True)
+            tracker.init(**names, config=asdict(args))
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
+    sys.excepthook = partial(report_crash, args, folder)
+    print(f"run folder: {folder}")
+    print(f"device: {device}, {torch.get_num_threads()} CPU threads", flush=True)
+    writer = TrackioWriter if args.track and TRACKER == "trackio" else SummaryWriter
+    return folder, writer(folder, purge_step=global_step + 1)  # hides what a resume repeats
+
+
+class TrackioWriter(SummaryWriter):
+    """TensorBoard's scalars for Trackio, too; Weights & Biases reads them itself."""
+
+    def add_scalar(self, name, value, step):
+        super().add_scalar(name, value, step)
+        scalar = torch.as_tensor(value).item()
+        importlib.import_module("trackio").log({name: scalar}, step=int(step))
+
+
+def interrupt(number, frame):
+    """The first signal lets the loop save a checkpoint and stop, the second ends the program."""
+    interrupted.set()
+    signal.signal(number, signal.SIG_DFL)
+
+
+def report_crash(args, folder, kind, error, traceback):
+    """Below the traceback, say where the run broke and how to resume it."""
+    error.add_note(f"{args.env_id} failed at step {global_step}, continue with --resume {folder}")
+    sys.__excepthook__(kind, error, traceback)
+
+
+def check_finite(args, step, **values):
+    """End the run at the first NaN or infinity, before a checkpoint holds what became of it."""
+    for name, value in values.items():
+        finite = np.isfinite(value)
+        if not finite.all():
+            bad = np.asarray(value)[~finite][0]
+            raise SystemExit(f"{name} of {args.env_id} at step {step}: {bad}")
+
+
+class RecordVideo(gym.wrappers.vector.RecordVideo):
+    """Episodes of the first environment, 1,000 frames at most: they are kept in memory."""
+
+    def __init__(self, envs, folder, step):
+        super().__init__(envs, folder, name_prefix=f"step-{step}", record_first_only=True)
+
+    def _capture_frame(self):
+        super()._capture_frame()
+        if len(self.recorded_frames) >= 1000:
+            self.stop_recording()
+
+
+def log_videos(folder, logged, global_step):
+    """Upload the videos that are not in logged yet to Weights & Biases or Trackio."""
+    tracker = importlib.import_module(TRACKER)
+    for path in sorted(set(folder.glob("videos/*.mp4")) - logged):
+        tracker.log({"videos": tracker.Video(str(path)), "global_step": global_step})
+        logged.add(path)
+
+
+def save_checkpoint(folder, modules, global_step):
+    """Write aside, then rename: the checkpoint is always whole. Stops the run if interrupted."""
+    checkpoint = {name: module.state_dict() for name, module in modules.items()}
+    checkpoint["args"] = json.loads((folder / "run.json").read_text())["args"]
+    checkpoint["global_step"] = global_step
+    checkpoint["rng"] = torch.get_rng_state()
+    checkpoint["cuda_rng"] = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    path = folder / "checkpoint.tmp"
+    with explain(f"save step {global_step} ({shutil.disk_usage(folder).free / 1e9:.1f} GB free)"):
+        require_finite_weights(checkpoint)
+        try:
+            torch.save(checkpoint, path)
+            types = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+            require(not types, f"a checkpoint cannot hold {', '.join(types)}")
+            os.replace(path, folder / "checkpoint.pt")
+        finally:
+            path.unlink(missing_ok=True)
+    if interrupted.is_set():
+        raise SystemExit(f"interrupted at step {global_step}, continue with --resume {folder}")
+
+
+def require_finite_weights(checkpoint):
+    for name in [name for name, state in checkpoint.items() if isinstance(state, dict)]:
+        for key, value in checkpoint[name].items():
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                require(value.isfinite().all(), f"{name}.{key} is not finite")
+
+
+def restore_checkpoint(args, modules):
+    """Load the run's last checkpoint into the modules; returns its step, 0 if there is none yet."""
+    path = Path(args.resume or "", "checkpoint.pt")
+    if not args.resume or not path.exists():
+        return 0
+    with explain(f"resume {args.resume}"):
+        try:
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception:
+            raise ValueError("checkpoint.pt is damaged, or holds more than weights") from None
+        require_finite_weights(checkpoint)
+        for name, module in modules.items():
+            require(name in checkpoint, f"its checkpoint has no {name}")
+            module.load_state_dict(checkpoint[name])
+        torch.set_rng_state(checkpoint["rng"])
+        torch.cuda.set_rng_state_all(checkpoint["cuda_rng"][: torch.cuda.device_count()])
+        return checkpoint["global_step"]
+
+
+# -- the algorithm ---------------------------------------------------------------------------------
+
+
+if __name__ == "__main__":
+    args = parse_args()
+    with explain(f"train on {args.env_id}"):
+        pools = [make_envs(args, args.num_envs // args.num_pools) for _ in range(args.num_pools)]
+        obs_space, action_space = pools[0].single_observation_space, pools[0].single_action_space
+        require(isinstance(obs_space, gym.spaces.Box), "Box observations are needed")
+        require(isinstance(action_space, gym.spaces.Discrete), "Discrete actions are needed")
+        require_envs(args, pools[0])
+        require_memory(args.num_envs * args.num_steps * math.prod(obs_space.shape))
+
+    seed_everything(args)
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the initial weights do not depend on the number of cores
+    q_network = QNetwork(pools[0])
+    use_cuda = args.cuda and torch.cuda.is_available()
+    device = torch.device("cuda" if use_cuda else "cpu")
+    torch.set_num_threads(1 if use_cuda else num_threads)  # idle threads slow EnvPool's down
+    if use_cuda:
+        torch.cuda.set_stream(torch.cuda.Stream())  # the default stream cannot record CUDA graphs
+    q_network.to(device)
+    optimizer = torch.optim.RAdam(q_network.parameters(), lr=args.learning_rate)  # [pqn 7]
+    modules = {"q_network": q_network, "optimizer": optimizer}
+    global_step = start_step = restore_checkpoint(args, modules)
+    for group in optimizer.param_groups:  # a CUDA graph reads the learning rate from a tensor
+        group["lr"] = torch.as_tensor(group["lr"], device=device)
+        group["capturable"] = use_cuda
+    for state in optimizer.state.values():  # and the number of updates
+        state["step"] = state["step"].to(device)
+    run_folder, writer = open_run(args, device, global_step)
+
+    # the rollout; obs[t] with is_last[t] ends an episode, and step t only resets that environment
+    T, N = args.num_steps, args.num_envs
+    obs = torch.zeros((T + 1, N, *obs_space.shape), dtype=torch.uint8, device=device)
+    is_last = np.zeros((T + 1, N), dtype=bool)
+    actions = torch.zeros((T, N), dtype=torch.int64, device=device)
+    values = torch.zeros((T + 1, N), device=device)
+    rewards = np.zeros((T, N), dtype=np.float32)
+    terminated = np.zeros((T, N), dtype=bool)
+    b_obs, b_actions = obs[:-1].flatten(0, 1), actions.flatten()
+    b_targets, b_is_real = torch.zeros((2, T * N), device=device)
+    epsilon = torch.zeros((), device=device)
+    exploration_steps = args.exploration_fraction * args.total_timesteps
+    num_iterations = args.total_timesteps // (T * N)
+    slices = [slice(i, i + N // args.num_pools) for i in range(0, N, N // args.num_pools)]
+    reset_seeds = np.random.SeedSequence((args.seed, global_step)).generate_state(args.num_pools)
+    for part, pool, seed in zip(slices, pools, reset_seeds, strict=True):
+        first_obs, _ = pool.reset(seed=int(seed // 2))  # EnvPool takes 31 bits
+        obs[-1, part] = torch.from_numpy(first_obs)
+
+    @torch.no_grad()
+    def act(obs):
+        """Epsilon-greedy actions [pqn 4], and the values of the best ones."""
+        best_values, best_actions = q_network(obs).max(1)
+        choices = torch.randint_like(best_actions, int(action_space.n))
+        is_random = torch.rand_like(best_values) < epsilon
+        return torch.where(is_random, choices, best_actions), best_values
+
+    def learn(mb):
+        """One update; the rows of steps that only reset an environment have no weight."""
+        weights = b_is_real[mb] / b_is_real[mb].sum().clamp(min=1)
+        q_values = q_network(b_obs[mb]).gather(1, b_actions[mb, None]).squeeze(1)
+        td_loss = (weights * (q_values - b_targets[mb]).square()).sum()
+        optimizer.zero_grad()
+        td_loss.backward()
+        nn.utils.clip_grad_norm_(q_network.parameters(), args.max_grad_norm)  # [pqn 9]
+        optimizer.step()
+        return {"td_loss": td_loss, "q_values": (weights * q_values).sum()}
+
+    if args.compile and use_cuda:
+        act = CUDAGraph(act)
+        learn = CUDAGraph(learn)
+    last_returns = deque(maxlen=20)
+    start_time = time.time()
+    progress = tqdm(initial=global_step, total=num_iterations * T * N, unit="step", unit_scale=True)
+
+    for iteration in range(global_step // (T * N), num_iterations):
+        if args.anneal_lr:  # [pqn 8]
+            for group in optimizer.param_groups:
+                group["lr"].fill_(args.learning_rate * (1 - iteration / num_iterations))
+
+        # act epsilon-greedily in one pool after another, while the others step
+        q_network.eval()
+        obs[0], is_last[0] = obs[-1], is_last[-1]
+        steps = global_step + N * np.arange(T + 1)
+        epsilons = np.interp(steps, (0, exploration_steps), (args.start_e, args.end_e))
+        for t in range(T + 1):
+            epsilon.fill_(epsilons[t])
+            for part, pool in zip(slices, pools, strict=True):
+                if t > 0:
+                    before = (t - 1, part)
+                    next_obs, rewards[before], terminated[before], truncated, infos = pool.recv()
+                    obs[t, part] = torch.from_numpy(next_obs)
+                    is_last[t, part] = terminated[before] | truncated
+                    for i in np.flatnonzero(infos.get("_episode", ())):
+                        step, episode = global_step + part.start + i + 1, infos["episode"]
+                        last_returns.append(episode["r"][i])
+                        writer.add_scalar("charts/episodic_return", episode["r"][i], step)
+                        writer.add_scalar("charts/episodic_length", episode["l"][i], step)
+                        average = np.mean(last_returns)
+                        writer.add_scalar("charts/avg_episodic_return", average, step)
+                        progress.set_postfix(
+                            episodic_return=f"{episode['r'][i]:.1f}", refresh=False
+                        )
+                action, values[t, part] = act(obs[t, part])
+                if t < T:
+                    actions[t, part] = action
+                    pool.env.send(action.cpu().numpy())
+            if t > 0:
+                global_step += N
+                check_finite(args, global_step, reward=rewards[t - 1])
+                rewards[t - 1] = np.sign(rewards[t - 1])  # [atari 6]
+        progress.update(T * N)
+
+        # estimate targets [pqn 5]; truncated episodes are bootstrapped, terminated ones are not
+        next_values = values[1:].cpu().numpy()
+        targets, target = np.zeros_like(rewards), next_values[-1]
+        for t in reversed(range(T)):
+            mixed = args.q_lambda * target + (1 - args.q_lambda) * next_values[t]
+            next_value = np.where(is_last[t + 1], next_values[t], mixed)
+            target = rewards[t] + args.gamma * next_value * ~terminated[t]
+            targets[t] = target
+
+        # learn; the steps that only reset an environment have no weight
+        b_targets.copy_(torch.from_numpy(targets).flatten())
+        b_is_real.copy_(torch.from_numpy(~is_last[:-1]).flatten())
+        q_network.train()
+        for _ in range(args.update_epochs):
+            order = torch.randperm(T * N, device=device)
+            for mb in order.view(args.num_minibatches, -1):  # [pqn 6]
+                losses = learn(mb)
+
+        # log
+        check_finite(args, global_step, td_loss=losses["td_loss"].item())
+        for name, scalar in {
+            "charts/learning_rate": optimizer.param_groups[0]["lr"],
+            "charts/epsilon": epsilons[T - 1],
+            "charts/SPS": int((global_step - start_step) / (time.time() - start_time)),
+            "losses/td_loss": losses["td_loss"],
+            "losses/q_values": losses["q_values"],
+        }.items():
+            writer.add_scalar(name, scalar, global_step)
+        is_due = (iteration + 1) % args.checkpoint_interval == 0 or iteration + 1 == num_iterations
+        if is_due or interrupted.is_set():
+            writer.flush()
+            save_checkpoint(run_folder, modules, global_step)
+
+    progress.close()
+    for pool in pools:
+        pool.close()
+    writer.close()
