@@ -57,6 +57,8 @@ import tyro
 from filelock import FileLock, Timeout
 from flax.linen.initializers import orthogonal
 from flax.serialization import from_state_dict, msgpack_restore, msgpack_serialize, to_state_dict
+from gymnax.environments.environment import Environment
+from gymnax.environments.spaces import Box, Discrete
 from gymnax.wrappers.gym import GymnaxToGymWrapper
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
@@ -83,6 +85,7 @@ class Args:
     total_timesteps: int = 500_000  # environment steps of the whole run
     learning_rate: float = 2.5e-4  # initial learning rate of Adam
     num_envs: int = 4  # parallel environments
+    reset_ratio: int = 1  # environments per new world drawn in each step; 16 for Craftax
     num_steps: int = 128  # rollout length of each environment
     anneal_lr: bool = True  # anneal the learning rate linearly to 0
     gamma: float = 0.99  # discount factor
@@ -100,10 +103,11 @@ class Args:
         """Refuse what cannot work before anything is written."""
         require_positive(self, "num_envs", "num_steps", "num_minibatches", "update_epochs")
         require_positive(self, "learning_rate", "clip_coef", "max_grad_norm", "checkpoint_interval")
-        require_positive(self, "num_seeds", "log_interval")
+        require_positive(self, "num_seeds", "reset_ratio", "log_interval")
         require_fraction(self, "gamma", "gae_lambda")
         batch_size = self.num_envs * self.num_steps
         require(self.total_timesteps >= batch_size, "total_timesteps is less than one rollout")
+        require(self.num_envs % self.reset_ratio == 0, "reset_ratio must divide num_envs")
         require(self.total_timesteps < 2**31, "total_timesteps must be below 2**31")
         require(batch_size % self.num_minibatches == 0, f"num_minibatches must divide {batch_size}")
         require(self.seed + self.num_seeds <= 2**32, "seed + num_seeds must be at most 2**32")
@@ -157,11 +161,42 @@ def last_step(folder):
         return -1
 
 
+class Craftax(Environment):
+    """Craftax with gymnax's interface; its time limit truncates an episode."""
+
+    def __init__(self, env_id):
+        craftax = importlib.import_module("craftax.craftax_env")  # which most runs do without
+        self.env = craftax.make_craftax_env_from_name(env_id, auto_reset=False)
+
+    @property
+    def default_params(self):
+        return self.env.default_params
+
+    def reset_env(self, key, params):
+        return self.env.reset_env(key, params)
+
+    def step_env(self, key, state, action, params):
+        obs, state, reward, _, info = self.env.step_env(key, state, action, params)
+        no_limit = params.replace(max_timesteps=2**30)
+        return obs, state, reward, self.env.is_terminal(state, no_limit), info
+
+    def is_truncated(self, state, params):
+        return state.timestep >= params.max_timesteps
+
+    def action_space(self, params):
+        return Discrete(self.env.num_actions)
+
+    def observation_space(self, params):
+        return Box(0.0, 1.0, self.env.observation_space(params).shape)
+
+
 def import_env_id(args):
     """The environment's own id; module:id imports the module first, which registers it."""
     *modules, env_id = args.env_id.split(":")
     for module in modules:
         importlib.import_module(module)
+    if env_id.startswith("Craftax-") and env_id not in gymnax.registered_envs:
+        gymnax.register(env_id, partial(Craftax, env_id))
     return env_id
 
 
@@ -194,20 +229,25 @@ def make_gymnax_steps(args):
     def draw(key, shape):
         """Keys for steps, and the states that new episodes start from, all at once."""
         step_keys, reset_keys = jax.random.split(key, (2, math.prod(shape)))
-        drawn = step_keys, reset(reset_keys)
-        return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), drawn)
+        drawn = step_keys, reset(reset_keys[:: args.reset_ratio])
+        return jax.tree.map(lambda x: x.reshape(shape[0], -1, *x.shape[1:]), drawn)
 
     def step(drawn, env_state, actions):
         """A finished episode is followed by a new one in the same step."""
         step_keys, fresh = drawn
         step_envs = jax.vmap(env.step_env, (0, 0, 0, None))
-        next_obs, env_state, rewards, terminated, _ = step_envs(
+        next_obs, env_state, rewards, terminated, infos = step_envs(
             step_keys, env_state, actions, env_params
         )
         truncated = jax.vmap(env.is_truncated, (0, None))(env_state, env_params)
-        choose = partial(jax.vmap(jnp.where), terminated | truncated)
+        is_last = terminated | truncated
+        if args.reset_ratio > 1:  # the n-th to end takes the n-th new world
+            number = (jnp.cumsum(is_last) - 1) % (len(is_last) // args.reset_ratio)
+            fresh = jax.tree.map(lambda x: x[number], fresh)
+        choose = partial(jax.vmap(jnp.where), is_last)
         obs, env_state = jax.tree.map(choose, fresh, (next_obs, env_state))
-        return obs, env_state, rewards, terminated, truncated, next_obs
+        achieved = {name: x for name, x in infos.items() if name.startswith("Achievements/")}
+        return obs, env_state, rewards, terminated, truncated, next_obs, achieved
 
     return reset, draw, step
 
@@ -236,8 +276,9 @@ class Network(nn.Module):
             hidden = nn.relu(layer(16)(take_patches(obs)))
             hidden = nn.relu(layer(128)(hidden.reshape(len(obs), -1)))
         else:
-            hidden = nn.tanh(layer(64)(obs.reshape(len(obs), -1)))
-            hidden = nn.tanh(layer(64)(hidden))
+            width = 512 if obs[0].size > 1000 else 64  # Craftax shows 1,345 or 8,268 numbers
+            hidden = nn.tanh(layer(width)(obs.reshape(len(obs), -1)))
+            hidden = nn.tanh(layer(width)(hidden))
         return dense(self.out_dim, kernel_init=orthogonal(self.gain))(hidden)
 
 
@@ -318,7 +359,7 @@ def make_program(args, envs, few_rows=False):
         actions = (log_probs + noise).argmax(1)  # Gumbel-max sampling
         log_probs = jnp.take_along_axis(log_probs, actions[:, None], 1).squeeze(1)
         stepped = step(env_drawn, world["env_state"], actions)
-        obs, env_state, rewards, terminated, truncated, next_obs = stepped
+        obs, env_state, rewards, terminated, truncated, next_obs, achieved = stepped
         is_last = terminated | truncated
         episode_return = world["episode_return"] + rewards
         episode_length = world["episode_length"] + 1
@@ -331,7 +372,7 @@ def make_program(args, envs, few_rows=False):
             episode_return=episode_return,
             episode_length=episode_length,
         )
-        rows = world["obs"], next_obs, numbers
+        rows = world["obs"], next_obs, numbers, achieved
         world = dict(
             env_state=env_state,
             obs=obs,
@@ -406,7 +447,7 @@ def make_program(args, envs, few_rows=False):
         drawn = noise, draw(env_key, (T, N))
         unroll = 16 if few_rows else 1  # with the other loop below, a fifth faster on a GPU
         world, rows = jax.lax.scan(partial(act, params), run["world"], drawn, unroll=unroll)
-        obs, next_obs, numbers = rows
+        obs, next_obs, numbers, achieved = rows
         actions, log_probs, rewards, terminated, is_last, *episodes = jnp.moveaxis(numbers, 1, 0)
         terminated, is_last = terminated > 0, is_last > 0
 
@@ -441,12 +482,13 @@ def make_program(args, envs, few_rows=False):
             "losses/explained_variance": 1 - (returns - values).var() / returns.var(),
         }
         run = dict(agent=agent_state, world=world, key=key, global_step=run["global_step"] + T * N)
-        return run, (metrics, checked, (is_last, *episodes))
+        return run, (metrics, checked, (is_last, *episodes), jax.tree.map(jnp.sum, achieved))
 
     def train(run, length):
         """Some iterations, with the metrics of the last one and all episodes."""
-        run, (metrics, checked, episodes) = jax.lax.scan(iterate, run, None, length)
+        run, (metrics, checked, episodes, achieved) = jax.lax.scan(iterate, run, None, length)
         metrics = jax.tree.map(lambda x: x[-1], metrics)
+        metrics |= {name: x.sum() / episodes[0].sum() for name, x in achieved.items()}
         return run, metrics, jax.tree.map(jnp.max, checked), episodes
 
     return init, train
@@ -809,7 +851,7 @@ if __name__ == "__main__":
     device = jax.devices()[0] if use_gpu else jax.devices("cpu")[0]
     jax.config.update("jax_default_device", device)
     on_gpu = device.platform == "gpu"
-    few_rows = on_gpu and num_runs * N <= 2**10 and len(obs_space.shape) < 3
+    few_rows = on_gpu and num_runs * N <= 2**10 and math.prod(obs_space.shape) < 100
     runs = jax.jit(partial(jax.lax.map, init))(keys)  # vectorized, QR may hang on few cores
     runs, global_step = restore_runs(all_args, runs)
     start_step = global_step

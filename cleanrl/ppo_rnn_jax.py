@@ -15,7 +15,7 @@
     uv run cleanrl/ppo_rnn_jax.py --resume runs/<run>            # with all runs trained beside it
     tensorboard --logdir runs
 
-Tags such as [rnn 2] refer to the implementation details in docs/rl-algorithms/ppo-rnn-jax.md.
+Tags such as [rnn 2] refer to the details in docs/rl-algorithms/{ppo-rnn-jax,ppo,ppo-atari-lstm}.md.
 """
 
 import atexit
@@ -56,6 +56,8 @@ import tyro
 from filelock import FileLock, Timeout
 from flax.linen.initializers import orthogonal
 from flax.serialization import from_state_dict, msgpack_restore, msgpack_serialize, to_state_dict
+from gymnax.environments.environment import Environment
+from gymnax.environments.spaces import Box, Discrete
 from gymnax.wrappers.gym import GymnaxToGymWrapper
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
@@ -82,6 +84,7 @@ class Args:
     total_timesteps: int = 500_000  # environment steps of the whole run
     learning_rate: float = 2.5e-4  # initial learning rate of Adam
     num_envs: int = 64  # parallel environments
+    reset_ratio: int = 1  # environments per new world drawn in each step; 16 for Craftax
     num_steps: int = 32  # rollout length of each environment
     anneal_lr: bool = True  # anneal the learning rate linearly to 0
     gamma: float = 0.99  # discount factor
@@ -99,10 +102,11 @@ class Args:
         """Refuse what cannot work before anything is written."""
         require_positive(self, "num_envs", "num_steps", "num_minibatches", "update_epochs")
         require_positive(self, "learning_rate", "clip_coef", "max_grad_norm", "checkpoint_interval")
-        require_positive(self, "num_seeds", "log_interval")
+        require_positive(self, "num_seeds", "reset_ratio", "log_interval")
         require_fraction(self, "gamma", "gae_lambda")
         batch_size = self.num_envs * self.num_steps
         require(self.total_timesteps >= batch_size, "total_timesteps is less than one rollout")
+        require(self.num_envs % self.reset_ratio == 0, "reset_ratio must divide num_envs")
         require(self.total_timesteps < 2**31, "total_timesteps must be below 2**31")
         require(self.num_envs % self.num_minibatches == 0, "num_minibatches must divide num_envs")
         require(self.seed + self.num_seeds <= 2**32, "seed + num_seeds must be at most 2**32")
@@ -156,11 +160,42 @@ def last_step(folder):
         return -1
 
 
+class Craftax(Environment):
+    """Craftax with gymnax's interface; its time limit truncates an episode."""
+
+    def __init__(self, env_id):
+        craftax = importlib.import_module("craftax.craftax_env")  # which most runs do without
+        self.env = craftax.make_craftax_env_from_name(env_id, auto_reset=False)
+
+    @property
+    def default_params(self):
+        return self.env.default_params
+
+    def reset_env(self, key, params):
+        return self.env.reset_env(key, params)
+
+    def step_env(self, key, state, action, params):
+        obs, state, reward, _, info = self.env.step_env(key, state, action, params)
+        no_limit = params.replace(max_timesteps=2**30)
+        return obs, state, reward, self.env.is_terminal(state, no_limit), info
+
+    def is_truncated(self, state, params):
+        return state.timestep >= params.max_timesteps
+
+    def action_space(self, params):
+        return Discrete(self.env.num_actions)
+
+    def observation_space(self, params):
+        return Box(0.0, 1.0, self.env.observation_space(params).shape)
+
+
 def import_env_id(args):
     """The environment's own id; module:id imports the module first, which registers it."""
     *modules, env_id = args.env_id.split(":")
     for module in modules:
         importlib.import_module(module)
+    if env_id.startswith("Craftax-") and env_id not in gymnax.registered_envs:
+        gymnax.register(env_id, partial(Craftax, env_id))
     return env_id
 
 
@@ -193,20 +228,25 @@ def make_gymnax_steps(args):
     def draw(key, shape):
         """Keys for steps, and the states that new episodes start from, all at once."""
         step_keys, reset_keys = jax.random.split(key, (2, math.prod(shape)))
-        drawn = step_keys, reset(reset_keys)
-        return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), drawn)
+        drawn = step_keys, reset(reset_keys[:: args.reset_ratio])
+        return jax.tree.map(lambda x: x.reshape(shape[0], -1, *x.shape[1:]), drawn)
 
     def step(drawn, env_state, actions):
         """A finished episode is followed by a new one in the same step."""
         step_keys, fresh = drawn
         step_envs = jax.vmap(env.step_env, (0, 0, 0, None))
-        next_obs, env_state, rewards, terminated, _ = step_envs(
+        next_obs, env_state, rewards, terminated, infos = step_envs(
             step_keys, env_state, actions, env_params
         )
         truncated = jax.vmap(env.is_truncated, (0, None))(env_state, env_params)
-        choose = partial(jax.vmap(jnp.where), terminated | truncated)
+        is_last = terminated | truncated
+        if args.reset_ratio > 1:  # the n-th to end takes the n-th new world
+            number = (jnp.cumsum(is_last) - 1) % (len(is_last) // args.reset_ratio)
+            fresh = jax.tree.map(lambda x: x[number], fresh)
+        choose = partial(jax.vmap(jnp.where), is_last)
         obs, env_state = jax.tree.map(choose, fresh, (next_obs, env_state))
-        return obs, env_state, rewards, terminated, truncated, next_obs
+        achieved = {name: x for name, x in infos.items() if name.startswith("Achievements/")}
+        return obs, env_state, rewards, terminated, truncated, next_obs, achieved
 
     return reset, draw, step
 
@@ -224,7 +264,8 @@ class Network(nn.Module):
         if obs.ndim == 4:  # images
             hidden = nn.relu(layer(16)(take_patches(obs)))
             return nn.relu(layer(128)(hidden.reshape(len(obs), -1)))
-        return nn.tanh(layer(64)(obs.reshape(len(obs), -1)))
+        width = 512 if obs[0].size > 1000 else 64  # Craftax shows 1,345 or 8,268 numbers
+        return nn.tanh(layer(width)(obs.reshape(len(obs), -1)))
 
 
 class Agent(nn.Module):
@@ -322,7 +363,7 @@ def make_program(args, envs):
         actions = (log_probs + noise).argmax(1)  # Gumbel-max sampling
         log_probs = jnp.take_along_axis(log_probs, actions[:, None], 1).squeeze(1)
         stepped = step(env_drawn, world["env_state"], actions)
-        obs, env_state, rewards, terminated, truncated, next_obs = stepped
+        obs, env_state, rewards, terminated, truncated, next_obs, achieved = stepped
         is_last = terminated | truncated
         episode_return = world["episode_return"] + rewards
         episode_length = world["episode_length"] + 1
@@ -338,6 +379,7 @@ def make_program(args, envs):
             next_state=state,
             episode_return=episode_return,
             episode_length=episode_length,
+            achieved=achieved,
         )
         world = dict(
             env_state=env_state,
@@ -421,6 +463,7 @@ def make_program(args, envs):
         returns = advantages + values
 
         # learn
+        achieved = rollout.pop("achieved")
         batch = rollout | dict(advantages=advantages, returns=returns)
         order_keys = jax.random.split(order_key, args.update_epochs)
         orders = jax.vmap(jax.random.permutation, (0, None))(order_keys, N)  # [core 6]
@@ -439,12 +482,13 @@ def make_program(args, envs):
         }
         run = dict(agent=agent_state, world=world, key=key, global_step=run["global_step"] + T * N)
         episodes = [rollout[name] for name in ("is_last", "episode_return", "episode_length")]
-        return run, (metrics, checked, episodes)
+        return run, (metrics, checked, episodes, jax.tree.map(jnp.sum, achieved))
 
     def train(run, length):
         """Some iterations, with the metrics of the last one and all episodes."""
-        run, (metrics, checked, episodes) = jax.lax.scan(iterate, run, None, length)
+        run, (metrics, checked, episodes, achieved) = jax.lax.scan(iterate, run, None, length)
         metrics = jax.tree.map(lambda x: x[-1], metrics)
+        metrics |= {name: x.sum() / episodes[0].sum() for name, x in achieved.items()}
         return run, metrics, jax.tree.map(jnp.max, checked), episodes
 
     return init, train

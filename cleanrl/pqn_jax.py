@@ -56,6 +56,8 @@ import tyro
 from filelock import FileLock, Timeout
 from flax.linen.initializers import orthogonal
 from flax.serialization import from_state_dict, msgpack_restore, msgpack_serialize, to_state_dict
+from gymnax.environments.environment import Environment
+from gymnax.environments.spaces import Box, Discrete
 from gymnax.wrappers.gym import GymnaxToGymWrapper
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
@@ -82,6 +84,7 @@ class Args:
     total_timesteps: int = 500_000  # environment steps of the whole run
     learning_rate: float = 2.5e-4  # initial learning rate of RAdam
     num_envs: int = 4  # parallel environments
+    reset_ratio: int = 1  # environments per new world drawn in each step; 16 for Craftax
     num_steps: int = 128  # rollout length of each environment
     anneal_lr: bool = True  # anneal the learning rate linearly to 0
     gamma: float = 0.99  # discount factor
@@ -97,10 +100,11 @@ class Args:
         """Refuse what cannot work before anything is written."""
         require_positive(self, "num_envs", "num_steps", "num_minibatches", "update_epochs")
         require_positive(self, "learning_rate", "max_grad_norm", "checkpoint_interval")
-        require_positive(self, "num_seeds", "log_interval", "exploration_fraction")
+        require_positive(self, "num_seeds", "reset_ratio", "log_interval", "exploration_fraction")
         require_fraction(self, "gamma", "q_lambda", "start_e", "end_e", "exploration_fraction")
         batch_size = self.num_envs * self.num_steps
         require(self.total_timesteps >= batch_size, "total_timesteps is less than one rollout")
+        require(self.num_envs % self.reset_ratio == 0, "reset_ratio must divide num_envs")
         require(self.total_timesteps < 2**31, "total_timesteps must be below 2**31")
         require(batch_size % self.num_minibatches == 0, f"num_minibatches must divide {batch_size}")
         require(self.seed + self.num_seeds <= 2**32, "seed + num_seeds must be at most 2**32")
@@ -154,11 +158,42 @@ def last_step(folder):
         return -1
 
 
+class Craftax(Environment):
+    """Craftax with gymnax's interface; its time limit truncates an episode."""
+
+    def __init__(self, env_id):
+        craftax = importlib.import_module("craftax.craftax_env")  # which most runs do without
+        self.env = craftax.make_craftax_env_from_name(env_id, auto_reset=False)
+
+    @property
+    def default_params(self):
+        return self.env.default_params
+
+    def reset_env(self, key, params):
+        return self.env.reset_env(key, params)
+
+    def step_env(self, key, state, action, params):
+        obs, state, reward, _, info = self.env.step_env(key, state, action, params)
+        no_limit = params.replace(max_timesteps=2**30)
+        return obs, state, reward, self.env.is_terminal(state, no_limit), info
+
+    def is_truncated(self, state, params):
+        return state.timestep >= params.max_timesteps
+
+    def action_space(self, params):
+        return Discrete(self.env.num_actions)
+
+    def observation_space(self, params):
+        return Box(0.0, 1.0, self.env.observation_space(params).shape)
+
+
 def import_env_id(args):
     """The environment's own id; module:id imports the module first, which registers it."""
     *modules, env_id = args.env_id.split(":")
     for module in modules:
         importlib.import_module(module)
+    if env_id.startswith("Craftax-") and env_id not in gymnax.registered_envs:
+        gymnax.register(env_id, partial(Craftax, env_id))
     return env_id
 
 
@@ -191,20 +226,25 @@ def make_gymnax_steps(args):
     def draw(key, shape):
         """Keys for steps, and the states that new episodes start from, all at once."""
         step_keys, reset_keys = jax.random.split(key, (2, math.prod(shape)))
-        drawn = step_keys, reset(reset_keys)
-        return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), drawn)
+        drawn = step_keys, reset(reset_keys[:: args.reset_ratio])
+        return jax.tree.map(lambda x: x.reshape(shape[0], -1, *x.shape[1:]), drawn)
 
     def step(drawn, env_state, actions):
         """A finished episode is followed by a new one in the same step."""
         step_keys, fresh = drawn
         step_envs = jax.vmap(env.step_env, (0, 0, 0, None))
-        next_obs, env_state, rewards, terminated, _ = step_envs(
+        next_obs, env_state, rewards, terminated, infos = step_envs(
             step_keys, env_state, actions, env_params
         )
         truncated = jax.vmap(env.is_truncated, (0, None))(env_state, env_params)
-        choose = partial(jax.vmap(jnp.where), terminated | truncated)
+        is_last = terminated | truncated
+        if args.reset_ratio > 1:  # the n-th to end takes the n-th new world
+            number = (jnp.cumsum(is_last) - 1) % (len(is_last) // args.reset_ratio)
+            fresh = jax.tree.map(lambda x: x[number], fresh)
+        choose = partial(jax.vmap(jnp.where), is_last)
         obs, env_state = jax.tree.map(choose, fresh, (next_obs, env_state))
-        return obs, env_state, rewards, terminated, truncated, next_obs
+        achieved = {name: x for name, x in infos.items() if name.startswith("Achievements/")}
+        return obs, env_state, rewards, terminated, truncated, next_obs, achieved
 
     return reset, draw, step
 
@@ -228,8 +268,9 @@ class QNetwork(nn.Module):
             hidden = nn.relu(norm()(dense(16)(take_patches(obs))))
             hidden = nn.relu(norm()(dense(128)(hidden.reshape(len(obs), -1))))
         else:
-            hidden = nn.relu(norm()(dense(120)(obs.reshape(len(obs), -1))))
-            hidden = nn.relu(norm()(dense(84)(hidden)))
+            widths = (512, 512) if obs[0].size > 1000 else (120, 84)  # Craftax: 1,345 or 8,268
+            hidden = nn.relu(norm()(dense(widths[0])(obs.reshape(len(obs), -1))))
+            hidden = nn.relu(norm()(dense(widths[1])(hidden)))
         return dense(self.num_actions)(hidden)
 
 
@@ -279,7 +320,7 @@ def make_program(args, envs):
         best_actions = q_network.apply(params, world["obs"]).argmax(1)
         actions = jnp.where(is_random, choices, best_actions)
         stepped = step(env_drawn, world["env_state"], actions)
-        obs, env_state, rewards, terminated, truncated, next_obs = stepped
+        obs, env_state, rewards, terminated, truncated, next_obs, achieved = stepped
         is_last = terminated | truncated
         episode_return = world["episode_return"] + rewards
         episode_length = world["episode_length"] + 1
@@ -292,6 +333,7 @@ def make_program(args, envs):
             is_last=is_last,
             episode_return=episode_return,
             episode_length=episode_length,
+            achieved=achieved,
         )
         world = dict(
             env_state=env_state,
@@ -371,12 +413,13 @@ def make_program(args, envs):
         }
         run = dict(agent=agent_state, world=world, key=key, global_step=run["global_step"] + T * N)
         episodes = rows["is_last"], rows["episode_return"], rows["episode_length"]
-        return run, (metrics, checked, episodes)
+        return run, (metrics, checked, episodes, jax.tree.map(jnp.sum, rows["achieved"]))
 
     def train(run, length):
         """Some iterations, with the metrics of the last one and all episodes."""
-        run, (metrics, checked, episodes) = jax.lax.scan(iterate, run, None, length)
+        run, (metrics, checked, episodes, achieved) = jax.lax.scan(iterate, run, None, length)
         metrics = jax.tree.map(lambda x: x[-1], metrics)
+        metrics |= {name: x.sum() / episodes[0].sum() for name, x in achieved.items()}
         return run, metrics, jax.tree.map(jnp.max, checked), episodes
 
     return init, train
