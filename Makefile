@@ -5,7 +5,7 @@ INSTALL := UV_FIND_LINKS="$(PIP_FIND_LINKS)" $(UV) pip install --python .venv --
 	--compile-bytecode --constraints constraints.txt
 COMPILE := $(UV) pip compile --universal --python-version 3.11 --no-header --no-annotate --quiet
 EXPORT := $(COMPILE) pyproject.toml
-EXTRAS := atari envpool procgen mujoco dm_control pettingzoo jax brax jaxtari optuna cluster trackio hub export docs dev all
+EXTRAS := atari envpool procgen mujoco dm_control pettingzoo minigrid jax brax jaxtari craftax marl optuna cluster trackio hub export docs dev all
 
 .PHONY: help train new test test-slow format constraints requirements clean
 

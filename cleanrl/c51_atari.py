@@ -14,7 +14,7 @@
     uv run cleanrl/c51_atari.py --resume runs/<run>   # continue an interrupted run
     tensorboard --logdir runs
 
-Tags such as [c51 2] refer to the implementation details in docs/rl-algorithms/{c51,dqn,ppo}.md.
+Tags such as [c51 2] refer to the details in docs/rl-algorithms/{c51,dqn,dqn-atari,ppo-atari}.md.
 """
 
 import atexit

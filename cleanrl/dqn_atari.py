@@ -14,7 +14,7 @@
     uv run cleanrl/dqn_atari.py --resume runs/<run>   # continue an interrupted run
     tensorboard --logdir runs
 
-Tags such as [dqn 3] refer to the implementation details in docs/rl-algorithms/{dqn,ppo}.md.
+Tags such as [dqn 3] refer to the details in docs/rl-algorithms/{dqn,dqn-atari,ppo-atari}.md.
 """
 
 import atexit

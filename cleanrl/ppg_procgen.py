@@ -17,9 +17,9 @@ in which the policy's network learns the values of all their rollouts.
     uv run cleanrl/ppg_procgen.py --resume runs/<run>  # continue an interrupted run
     tensorboard --logdir runs
 
-Tags such as [ppg 2] and [procgen 2] refer to the implementation details in
-docs/rl-algorithms/ppg.md, and those of [core], [atari] and [continuous] to
-docs/rl-algorithms/ppo.md.
+Tags such as [ppg 2] refer to the implementation details in docs/rl-algorithms/ppg.md, and those of
+[procgen], [core], [atari] and [continuous] to
+docs/rl-algorithms/{ppo-procgen,ppo,ppo-atari,ppo-continuous-action}.md.
 """
 
 import atexit

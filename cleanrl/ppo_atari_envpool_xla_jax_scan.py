@@ -16,8 +16,8 @@ EnvPool's emulators are called from inside the program, whose loops are scans.
     uv run cleanrl/ppo_atari_envpool_xla_jax_scan.py --resume runs/<run>  # continue a run
     tensorboard --logdir runs
 
-Tags such as [core 5] refer to the implementation details in docs/rl-algorithms/ppo.md, tags such
-as [xla 1] to those in docs/rl-algorithms/ppo-envpool-xla.md.
+Tags such as [core 5] refer to the implementation details in
+docs/rl-algorithms/{ppo,ppo-atari,ppo-envpool-xla}.md.
 """
 
 import atexit

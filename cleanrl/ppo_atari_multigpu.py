@@ -16,7 +16,7 @@
     tensorboard --logdir runs
 
 Tags such as [multigpu 5] refer to the implementation details in
-docs/rl-algorithms/ppo-multigpu.md, and those of [core] and [atari] to docs/rl-algorithms/ppo.md.
+docs/rl-algorithms/{ppo-multigpu,ppo,ppo-atari}.md.
 """
 
 import argparse

@@ -14,7 +14,7 @@
     uv run cleanrl/ppo_continuous_action.py --resume runs/<run>     # continue an interrupted run
     tensorboard --logdir runs
 
-Tags such as [core 5] refer to the implementation details in docs/rl-algorithms/ppo.md.
+Tags such as [core 5] refer to the details in docs/rl-algorithms/{ppo,ppo-continuous-action}.md.
 """
 
 import atexit

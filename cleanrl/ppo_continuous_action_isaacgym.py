@@ -14,8 +14,8 @@
     uv run cleanrl/ppo_continuous_action_isaacgym.py --resume runs/<run>
     tensorboard --logdir runs
 
-Tags such as [isaac 2] refer to the implementation details in docs/rl-algorithms/ppo-isaacgym.md,
-and those of [core] and [continuous] to docs/rl-algorithms/ppo.md.
+Tags such as [isaac 2] refer to the implementation details in
+docs/rl-algorithms/{ppo-isaacgym,ppo,ppo-continuous-action}.md.
 """
 
 import atexit

@@ -14,8 +14,8 @@
     uv run cleanrl/ppo_continuous_action_jax.py --resume runs/<run>   # and all trained beside it
     tensorboard --logdir runs
 
-Tags such as [core 5] refer to the implementation details in docs/rl-algorithms/ppo.md, [physics 1]
-to those in docs/rl-algorithms/ppo-continuous-action-jax.md.
+Tags such as [core 5] refer to the implementation details in
+docs/rl-algorithms/{ppo,ppo-continuous-action,ppo-continuous-action-jax}.md.
 """
 
 import atexit

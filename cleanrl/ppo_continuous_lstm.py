@@ -14,7 +14,7 @@
     uv run cleanrl/ppo_continuous_lstm.py --resume runs/<run>     # continue an interrupted run
     tensorboard --logdir runs
 
-Tags such as [core 5] refer to the implementation details in docs/rl-algorithms/ppo.md.
+Tags such as [core 5] refer to docs/rl-algorithms/{ppo,ppo-atari-lstm,ppo-continuous-action}.md.
 """
 
 import atexit

@@ -16,8 +16,8 @@
     uv run cleanrl/ppo_jaxtari_jax.py --resume runs/<run>  # with all runs trained beside it
     tensorboard --logdir runs
 
-Tags such as [core 5] refer to the implementation details in docs/rl-algorithms/ppo.md and
-ppo-jaxtari-jax.md.
+Tags such as [core 5] refer to the implementation details in
+docs/rl-algorithms/{ppo,ppo-atari,ppo-jaxtari-jax}.md.
 """
 
 import atexit

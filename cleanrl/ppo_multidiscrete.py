@@ -13,7 +13,7 @@
     uv run cleanrl/ppo_multidiscrete.py --resume runs/<run>    # continue an interrupted run
     tensorboard --logdir runs
 
-Tags such as [core 5] refer to the implementation details in docs/rl-algorithms/ppo.md.
+Tags such as [core 5] refer to the details in docs/rl-algorithms/{ppo,ppo-multidiscrete}.md.
 """
 
 import atexit

@@ -15,7 +15,7 @@
     tensorboard --logdir runs
 
 Tags such as [selfplay 5] refer to the implementation details in
-docs/rl-algorithms/ppo-self-play.md, and those of [core] and [atari] to docs/rl-algorithms/ppo.md.
+docs/rl-algorithms/{ppo-self-play,ppo,ppo-atari}.md.
 """
 
 import atexit

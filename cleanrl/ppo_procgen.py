@@ -15,8 +15,8 @@
     uv run cleanrl/ppo_procgen.py --resume runs/<run>  # continue an interrupted run
     tensorboard --logdir runs
 
-Tags such as [procgen 2] refer to the implementation details in docs/rl-algorithms/ppg.md, and
-those of [core], [atari] and [continuous] to docs/rl-algorithms/ppo.md.
+Tags such as [procgen 2] refer to the implementation details in
+docs/rl-algorithms/{ppo-procgen,ppo,ppo-atari,ppo-continuous-action}.md.
 """
 
 import atexit

@@ -14,8 +14,8 @@
     uv run cleanrl/ppo_rnd_envpool.py --resume runs/<run>   # continue an interrupted run
     tensorboard --logdir runs
 
-Tags such as [rnd 3] refer to the implementation details in docs/rl-algorithms/ppo-rnd.md, and
-those of [core] and [atari] to docs/rl-algorithms/ppo.md.
+Tags such as [rnd 3] refer to the implementation details in
+docs/rl-algorithms/{ppo-rnd,ppo,ppo-atari}.md.
 """
 
 import atexit

@@ -16,7 +16,7 @@ dueling network and noisy layers.
     tensorboard --logdir runs
 
 Tags such as [rainbow 3] refer to the implementation details in
-docs/rl-algorithms/{rainbow,c51,dqn,ppo}.md.
+docs/rl-algorithms/{rainbow,c51,dqn,dqn-atari,ppo-atari}.md.
 """
 
 import atexit

@@ -15,8 +15,8 @@
     uv run cleanrl/rpo_continuous_action.py --resume runs/<run>     # continue an interrupted run
     tensorboard --logdir runs
 
-Tags such as [core 5] refer to the implementation details in docs/rl-algorithms/ppo.md, [rpo 1] to
-those in docs/rl-algorithms/rpo.md.
+Tags such as [core 5] refer to the implementation details in
+docs/rl-algorithms/{ppo,ppo-continuous-action,rpo}.md.
 """
 
 import atexit

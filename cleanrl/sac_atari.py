@@ -15,7 +15,7 @@
     tensorboard --logdir runs
 
 Tags such as [sac 3] refer to the implementation details in
-docs/rl-algorithms/{sac,td3,ddpg,dqn,ppo}.md.
+docs/rl-algorithms/{sac-atari,ddpg,dqn,dqn-atari,ppo-atari,sac,td3}.md.
 """
 
 import atexit

@@ -40,7 +40,7 @@ ALGORITHMS = Path(__file__).resolve().parent.parent / "cleanrl"
 CHECKPOINTS = ("checkpoint.msgpack", "checkpoint.pt", "model.safetensors")
 TRAINING_ONLY = re.compile(  # parts of a checkpoint
     r"args|(.*_)?(optimizer|rng)|random_states|opt_state|target_.*|buffer|added|league|world|key"
-    r"|rnd|bonus_filter"
+    r"|rnd|bonus_filter|teacher|returns"
 )
 NUMPY = [np.ndarray, np.dtype, np._core.multiarray._reconstruct, np._core.multiarray.scalar]
 NUMPY += [type(np.dtype(code)) for code in "?bBhHiIlLefd"]  # no objects, which could be any code

@@ -98,7 +98,8 @@ class Policy(nn.Module):
         images = obs.dtype == torch.uint8
         features = self.network.network(obs / 255 if images else obs)
         outputs, (hidden, cell) = self.network.lstm(features[None], (hidden, cell))
-        return self.network.actor(outputs[0]), hidden, cell
+        head = self.network.q_values if self.name == "q_network" else self.network.actor
+        return head(outputs[0]), hidden, cell
 
     def act(self, output):
         if self.name == "q_network":
@@ -145,6 +146,10 @@ def read_policy(policy, envs):
     module = types.ModuleType(function.__globals__["__name__"])
     vars(module).update(function.__globals__)
     sys.modules.setdefault(module.__name__, module)
+    if isinstance(envs.single_observation_space, gym.spaces.Dict):
+        raise SystemExit("a policy of Dict observations cannot be exported: it has several inputs")
+    if "memory" in names:
+        raise SystemExit("a policy with a Transformer-XL memory cannot be exported")
     return Policy(found[0], copy.deepcopy(names[found[0]]).cpu(), envs).eval()
 
 

@@ -29,6 +29,8 @@ FAMILIES = {
         "ppo_continuous_action",
         "rpo_continuous_action",
         "ppo_continuous_lstm",
+        "ppo_trxl",
+        "ppo_dict",
     ],
     "PPO, Atari": [
         "ppo_atari",
@@ -40,20 +42,29 @@ FAMILIES = {
     ],
     "PPO, Procgen": ["ppo_procgen", "ppg_procgen"],
     "PPO, JAX": ["ppo_jax", "ppo_rnn_jax", "ppo_jaxtari_jax", "ppo_continuous_action_jax"],
+    "PPO for teams, JAX": ["ppo_jax", "ippo_jax", "mappo_rnn_jax"],
     "PPO, EnvPool and XLA": ["ppo_atari_envpool_xla_jax", "ppo_atari_envpool_xla_jax_scan"],
     "PQN": ["ppo", "pqn"],
+    "PQN, Atari": ["ppo_atari_envpool", "pqn_atari_envpool", "pqn_atari_envpool_lstm"],
     "PQN, JAX": ["ppo_jax", "pqn_jax"],
     "Value learning": ["dqn", "c51"],
-    "Value learning, Atari": ["dqn_atari", "c51_atari", "rainbow_atari", "sac_atari"],
+    "Value learning, Atari": [
+        "dqn_atari",
+        "c51_atari",
+        "rainbow_atari",
+        "sac_atari",
+        "qdagger_dqn_atari",
+    ],
     "Value learning, JAX": ["dqn_jax", "c51_jax"],
-    "Value learning, Atari, JAX": ["dqn_atari_jax", "c51_atari_jax"],
+    "Value learning, Atari, JAX": ["dqn_atari_jax", "c51_atari_jax", "qdagger_dqn_atari_jax"],
     "Continuous control": [
         "ddpg_continuous_action",
         "td3_continuous_action",
         "sac_continuous_action",
     ],
     "Continuous control, JAX": [
-        f"{name}_continuous_action_jax" for name in ("ddpg", "td3", "sac", "tqc", "droq", "crossq")
+        *(f"{x}_continuous_action_jax" for x in ("ddpg", "td3", "sac", "tqc", "droq", "crossq")),
+        "simba_v2_sac_jax",
     ],
 }
 

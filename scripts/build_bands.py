@@ -118,6 +118,18 @@ def compile_steps(names, args):
             return state, rewards, terminated | truncated
 
         return EPISODES, 4000, lambda keys: reset(keys)[1], step_all
+    if "make_team_steps" in names:  # the return of a team is the mean over its agents
+        env = names["make_env"](args)
+        reset, draw, step, _ = names["make_team_steps"](env)
+        shape, num_actions = (EPISODES, len(env.agents)), env.action_space(env.agents[0]).n
+
+        def step_all(state, key):
+            actions = jax.random.randint(key, shape, 0, num_actions)
+            drawn = jax.tree.map(lambda x: x[0], draw(key, (1, EPISODES)))
+            _, state, answers = step(drawn, state, actions)
+            return state, answers["rewards"].mean(1), answers["is_last"]
+
+        return EPISODES, 1000, lambda keys: reset(keys)[1], step_all
     if "make_game" in names:
         start, step, _, num_actions = names["make_game"](args)
 

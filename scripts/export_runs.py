@@ -33,6 +33,7 @@ PACKAGES = (
     "optax",
     "gymnax",
     "JAXtari",
+    "jaxmarl",
 )
 
 

@@ -2,6 +2,7 @@ import atexit
 import gc
 import os
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
@@ -13,6 +14,9 @@ os.environ.update(
     OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", SDL_VIDEODRIVER="dummy", SDL_AUDIODRIVER="dummy"
 )
 os.environ.setdefault("WANDB_MODE", "offline")
+# a shell lets what it starts in the background ignore Ctrl+C, and so would what tests start
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # what all workers compile they compile once
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="jax-")
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"

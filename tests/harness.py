@@ -8,8 +8,10 @@ import multiprocessing
 import runpy
 import signal
 import sys
+import tempfile
 import threading
 from importlib import metadata
+from itertools import pairwise
 from pathlib import Path
 
 import cloudpickle
@@ -57,10 +59,14 @@ def probe(file, name):
         from tests import gymnax_probes  # noqa: F401  registers them
 
         return f"GymnaxProbe/{name}-v0"
+    if file.stem in ("ippo_jax", "mappo_rnn_jax"):
+        return f"tests.jaxmarl_probes:{name}"
     if file.stem == "ppo_continuous_action_jax":
         from tests import brax_probes  # noqa: F401  registers them
 
         return f"brax/{name}"
+    if file.stem == "ppo_dict":
+        return f"DictProbe/{name}-v0"
     if "isaacgym" in file.stem:
         from tests import isaac_probes  # noqa: F401  registers them
 
@@ -70,7 +76,8 @@ def probe(file, name):
 
     if sees_images(file):
         return f"ImageProbe/{name}-v0"
-    return f"{'ContinuousProbe' if '_continuous' in file.stem else 'Probe'}/{name}-v0"
+    is_continuous = "_continuous" in file.stem or "simba" in file.stem
+    return f"{'ContinuousProbe' if is_continuous else 'Probe'}/{name}-v0"
 
 
 def make_pool(task_id, real=None, **settings):
@@ -83,6 +90,48 @@ def make_pool(task_id, real=None, **settings):
         return real(task_id, **settings)
     probe = gym.spec(of_procgen.get(task_id, task_id)).vector_entry_point.args[0]
     return tests.probes.PoolOfProbes(probe, like_procgen=task_id in of_procgen, **settings)
+
+
+TEACHERS = tempfile.TemporaryDirectory()
+
+
+@functools.cache
+def untrained_teacher(student, env_id):
+    """A run folder, with new weights of the network that the student's file learns from."""
+    names = runpy.run_path(str(FILES["dqn_atari_jax" if "_jax" in student else "dqn_atari"]))
+    args = {"env_id": env_id, "sticky": False}
+    try:
+        envs = names["make_envs"](names["Args"](**args), 1)
+    except Exception:  # the student refuses this environment, too
+        return "nowhere"
+    folder = Path(tempfile.mkdtemp(dir=TEACHERS.name))
+    (folder / "run.json").write_text(json.dumps({"file": names["__file__"], "args": args}))
+    if "_jax" in student:
+        import jax
+        from flax.serialization import msgpack_serialize
+
+        obs = np.zeros((1, *envs.single_observation_space.shape), np.uint8)
+        network, rng = names["QNetwork"](int(envs.single_action_space.n)), np.random.default_rng(1)
+        shapes = jax.eval_shape(network.init, jax.random.key(1), obs)
+        draw = jax.tree.map(lambda x: rng.normal(0, 0.02, x.shape).astype(np.float32), shapes)
+        content = msgpack_serialize({"agent": {"params": draw}})
+        (folder / "checkpoint.msgpack").write_bytes(content)
+    else:
+        network = names["QNetwork"](envs)
+        torch.save({"q_network": network.state_dict()}, folder / "checkpoint.pt")
+    return folder
+
+
+def with_teacher(file, flags):
+    """The flags; a student without a teacher gets one, and acts at once."""
+    flags = [*map(str, flags)]
+    if "qdagger" not in Path(file).stem or {"--resume", "--teacher", "--help"} & {*flags}:
+        return flags
+    env_id = "BreakoutNoFrameskip-v4"
+    for flag, value in pairwise(flags):
+        env_id = value if flag == "--env-id" else env_id
+    teacher = untrained_teacher(Path(file).stem, env_id)
+    return f"--teacher {teacher} --offline-steps 0 --teacher-eval-episodes 1".split() + flags
 
 
 def train(file, folder, *flags, on_update=None):
@@ -109,7 +158,7 @@ def train(file, folder, *flags, on_update=None):
             envpool.make_gymnasium.__name__ = "make_pool"
     argv, hook = sys.argv, register_optimizer_step_pre_hook(look) if on_update else None
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    sys.argv = [str(file), *map(str, flags)]
+    sys.argv = [str(file), *with_teacher(file, flags)]
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with contextlib.chdir(folder):

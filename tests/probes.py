@@ -208,6 +208,15 @@ class ImageObs(ActionAndObsMatter):
         return 1.0 if (action == 1) == (self.sign[0] > 0) else -1.0
 
 
+class ColorPicture(RandomEnds):
+    """RandomEnds seen as noise of 84 x 84 pixels in three colors."""
+
+    observation_space = gym.spaces.Box(0, 255, (84, 84, 3), np.uint8)
+
+    def observe(self):
+        return self.np_random.integers(256, size=(84, 84, 3), dtype=np.uint8)
+
+
 class ScalarObs(ActionAndObsMatter):
     """ActionAndObsMatter with a bare number for an observation, a Box of shape ()."""
 
@@ -246,19 +255,28 @@ class Corridor(Probe):
 
     length = 63
     truncates = True
-    observation_space = gym.spaces.Box(-1, 1, (42,), np.float32)
+    places = 42
+    observation_space = gym.spaces.Box(-1, 1, (places,), np.float32)
 
     def observe(self):
         self.place = 0 if self.t == 0 else self.place
-        return np.where(np.arange(42) == self.place, 1, -1).astype(np.float32)
+        return np.where(np.arange(self.places) == self.place, 1, -1).astype(np.float32)
 
     def reward(self, action):
         self.place = max(0, self.place + (1 if action == 1 else -1))
-        return float(self.place == 41)
+        return float(self.place == self.places - 1)
 
     def step(self, action):
         obs, reward, _, truncated, _ = super().step(action)
         return obs, reward, reward == 1, truncated and reward == 0, {}
+
+
+class ShortCorridor(Corridor):
+    """Ten places, of which random play reaches the last in 3% of the episodes."""
+
+    length = 15
+    places = 10
+    observation_space = gym.spaces.Box(-1, 1, (places,), np.float32)
 
 
 class Outlier(Probe):
@@ -414,6 +432,106 @@ class DictObs(ConstantValue):
         return {"a": super().observe()}
 
 
+class ValueFromDict(Probe):
+    """The reward is the sum of what an image, a vector, a choice and a text say, each by a sign: 1,
+    0.5, 0.25 and 0.125, or minus that."""
+
+    observation_space = gym.spaces.Dict(
+        {
+            "choice": gym.spaces.Discrete(2, start=3),
+            "image": gym.spaces.Box(0, 255, (4, 3, 2), np.uint8),
+            "text": gym.spaces.Text(10, charset="abcdefghijklmnopqrstuvwxyz "),
+            "vector": gym.spaces.Box(-1, 1, (2,), np.float32),
+        }
+    )
+
+    def observe(self):
+        self.signs = self.np_random.choice([-1, 1], size=4)
+        return self.show(*self.signs)
+
+    @staticmethod
+    def show(image, vector, choice, text):
+        return {
+            "choice": np.int64(4 if choice > 0 else 3),
+            "image": np.full((4, 3, 2), 255 * (image > 0), np.uint8),
+            "text": "go right" if text > 0 else "go left",
+            "vector": np.float32([0, vector]),
+        }
+
+    def reward(self, action):
+        return float(np.sum(self.signs * [1, 0.5, 0.25, 0.125]))
+
+
+class ActionAndDictMatter(ValueFromDict):
+    """Action 1 is right if the image is white and the text says right, or neither: the right one
+    pays 1, the other costs 1."""
+
+    def reward(self, action):
+        return 1.0 if (action == 1) == (self.signs[0] == self.signs[3]) else -1.0
+
+
+class ShiftedDictActions(ValueFromDict):
+    """Action 4 is right, action 3 is wrong, whatever the dictionary says."""
+
+    action_space = gym.spaces.Discrete(2, start=3)
+
+    def reward(self, action):
+        assert self.action_space.contains(action), f"{action} is not an action"
+        return 1.0 if action == 4 else -1.0
+
+
+class DoorOfAColor(Probe):
+    """Four doors of different colors among the tiles ahead, coded as MiniGrid's, and a mission that
+    names one of them. Action 1 pays 1 if that is the door in front, one time in four; action 0 pays
+    0.22. Who does not read the mission gets 0.25, who does 0.415."""
+
+    colors = ("red", "green", "blue", "purple", "yellow", "grey")
+    observation_space = gym.spaces.Dict(
+        {
+            "image": gym.spaces.Box(0, 1, (7, 7, 20), np.float32),
+            "mission": gym.spaces.Text(30, charset="abcdefghijklmnopqrstuvwxyz "),
+        }
+    )
+
+    def observe(self):
+        image = np.zeros((7, 7, 20), np.float32)
+        image[..., [1, 11, 17]] = 1
+        doors = self.np_random.permutation(6)[:4]
+        places = [(3, 5), *map(tuple, self.np_random.integers(7, size=(3, 2)))]
+        for color, place in reversed(list(zip(doors, places, strict=True))):
+            image[place] = 0
+            image[place][[4, 11 + color, 18]] = 1
+        goal = self.np_random.choice(doors)
+        self.is_in_front = goal == doors[0]
+        return {"image": image, "mission": f"go to the {self.colors[goal]} door"}
+
+    def reward(self, action):
+        return float(self.is_in_front) if action == 1 else 0.22
+
+
+class UnknownWord(ValueFromDict):
+    """A text with a word that is in no vocabulary."""
+
+    def observe(self):
+        return super().observe() | {"text": "go xyzzy"}
+
+
+class NestedDict(Probe):
+    """A dictionary in a dictionary."""
+
+    inner = gym.spaces.Dict({"a": Probe.observation_space})
+    observation_space = gym.spaces.Dict({"inner": inner})
+
+    def observe(self):
+        return {"inner": {"a": super().observe()}}
+
+
+class LongRecall(Recall):
+    """Recall with 38 steps between the hint and the answer."""
+
+    length = 40
+
+
 class MyBox(gym.spaces.Box):
     """A Box, as far as anyone is concerned."""
 
@@ -438,6 +556,18 @@ class Continuous(gym.Wrapper):
     def step(self, action):
         assert np.all(np.abs(action) <= 1), f"{action} is out of bounds"
         return self.env.step(int(action[0] > 0))
+
+
+class InDict(gym.ObservationWrapper):
+    """A probe whose observation is an entry of a dictionary, beside one that never changes."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        same = gym.spaces.Discrete(3)
+        self.observation_space = gym.spaces.Dict({"obs": env.observation_space, "same": same})
+
+    def observation(self, obs):
+        return {"obs": obs, "same": np.int64(1)}
 
 
 class Image(gym.Wrapper):
@@ -592,3 +722,12 @@ for probe in [
         gym.register(
             f"ImageProbe/{probe.__name__}-v0", vector_entry_point=partial(ImageProbes, probe)
         )
+        gym.register(
+            f"DictProbe/{probe.__name__}-v0",
+            entry_point=lambda probe=probe, **kwargs: InDict(probe(**kwargs)),
+        )
+gym.register(
+    "DictProbe/CartPole-v0",
+    entry_point=lambda **kwargs: InDict(gym.make("CartPole-v1", **kwargs).unwrapped),
+    max_episode_steps=500,
+)

@@ -49,6 +49,7 @@ from tests.harness import (
     sees_images,
     start,
     weights,
+    with_teacher,
 )
 
 BLOCKS = ["ppo", "dqn_jax"]  # one file with each form of the shared block
@@ -80,14 +81,15 @@ LOSSES = {
     "c51": "losses/loss",
     **dict.fromkeys(["ppo", "rpo", "ppg"], "losses/value_loss"),
 }
-LOSSES |= dict.fromkeys(["ddp", "td3", "sac"], "losses/qf1_loss") | {"rai": "losses/td_loss"}
+LOSSES |= dict.fromkeys(["ddp", "td3", "sac"], "losses/qf1_loss")
+LOSSES |= dict.fromkeys(["rai", "qda"], "losses/td_loss")
 SCHEDULES = {
     "dqn": "charts/epsilon",
     "pqn": "charts/epsilon",
     "c51": "charts/epsilon",
     **dict.fromkeys(["ppo", "rpo", "ppg"], "charts/learning_rate"),
 }
-SCHEDULES |= {"rai": "charts/beta"}
+SCHEDULES |= {"rai": "charts/beta", "qda": "charts/epsilon"}
 SMALL = ("--num-envs", 2, "--num-minibatches", 2, "--update-epochs", 2, "--checkpoint-interval", 1)
 SMALL_VALUE = (
     "--num-envs",
@@ -166,12 +168,13 @@ def file(request):
 
 def learns_values(file):
     """Of discrete actions, from a replay buffer."""
-    return file.stem[:3] in ("dqn", "c51", "rai") or file.stem == "sac_atari"
+    return file.stem[:3] in ("dqn", "c51", "rai", "qda") or file.stem == "sac_atari"
 
 
 def learns_control(file):
     """Continuous actions, from a replay buffer."""
-    return "_continuous_action" in file.stem and file.stem[1:3] != "po"
+    named = "_continuous_action" in file.stem or "simba" in file.stem
+    return named and file.stem[1:3] != "po"
 
 
 def has_replay(file):
@@ -193,12 +196,14 @@ def small(file, *flags):
             else flags
         )
     if learns_control(file):
-        narrow = ("--q-width", 16) if "crossq" in file.stem else ()
+        narrow = ("--q-width", 16) if re.match("crossq|simba", file.stem) else ()
         return (*SMALL_CONTROL, *narrow, "--checkpoint-interval", iteration(file), *flags)
     quick = (
         ("--env-id", "Pendulum-v1") if "_continuous" in file.stem else ()
     )  # MuJoCo's videos need OpenGL
     quick = ("--env-id", probe(file, "Pendulum")) if "isaacgym" in file.stem else quick
+    narrow = ("--trxl-dim", 16, "--trxl-num-layers", 2, "--trxl-memory-length", 8)
+    quick = ("--env-id", "CartPole-v1", *narrow) if "trxl" in file.stem else quick
     quick = (
         ("--env-id", "CartPole-v1") if file.stem == "ppo_rnn_jax" else quick
     )  # memory chains draw nothing
@@ -270,8 +275,10 @@ BAD_VALUES = {
     **dict.fromkeys(["num_critics", "q_width", "max_frames", "num_pools", "learning_starts"], 0),
     **dict.fromkeys(["n_iteration", "e_policy", "e_auxiliary", "num_aux_rollouts"], 0),
     **dict.fromkeys(["record_video_step_frequency", "num_iterations_obs_norm_init"], 0),
-    **dict.fromkeys(["buffer_size", "num_seeds", "prioritized_replay_eps"], 0),
-    **dict.fromkeys(["learning_rate", "policy_lr", "q_lr", "alpha"], 0),
+    **dict.fromkeys(["buffer_size", "num_seeds", "reset_ratio", "prioritized_replay_eps"], 0),
+    **dict.fromkeys(["learning_rate", "policy_lr", "q_lr", "alpha", "init_lr"], 0),
+    **dict.fromkeys(["trxl_num_layers", "trxl_num_heads", "trxl_dim", "trxl_memory_length"], 0),
+    **{"anneal_steps": 0, "final_lr": "inf", "init_ent_coef": "nan", "final_ent_coef": "nan"},
     **dict.fromkeys(
         ["gamma", "int_gamma", "gae_lambda", "q_lambda", "tau", "start_e", "end_e"], 1.1
     ),
@@ -280,6 +287,8 @@ BAD_VALUES = {
     **dict.fromkeys(["exploration_noise", "policy_noise", "noise_clip", "seed"], -1),
     **dict.fromkeys(["ent_coef", "vf_coef", "int_coef", "ext_coef", "target_kl"], "nan"),
     **dict.fromkeys(["reward_scaler", "beta_clone", "rpo_alpha", "v_max"], "inf"),
+    **dict.fromkeys(["teacher_eval_episodes", "temperature"], 0),
+    **dict.fromkeys(["teacher_steps", "offline_steps"], -1),
     **{"n_atoms": 1, "v_min": 1000, "drop_quantiles": 25, "max_episode_steps": 0},
 }
 
@@ -595,6 +604,10 @@ def test_run_folder(file, tmp_path, monkeypatch):
     assert set(found) <= set(expected) and set(expected) - {"lock"} <= set(found)
 
 
+LONG_TO_COMPILE = ["ppo_atari_envpool_xla_jax_scan", "dqn_atari_jax", "sac_continuous_action_jax"]
+
+
+@files(*TORCH, "dqn_jax", "ppo_jax", slow=LONG_TO_COMPILE)
 def test_no_episode_is_lost(file, tmp_path):
     """All environments of MarkedLast end together, each at a step of its own: after 3 steps, or 4
     with a reset. The bar shows the last return, and the speed."""
@@ -763,7 +776,7 @@ def test_a_resumed_run_learns_when_it_has_a_buffer(file, tmp_path, kept):
 
 
 REPLAY = [stem for stem in TORCH if has_replay(FILES[stem])]
-SLOW_REPLAY = ["sac_atari", "c51_atari"]  # whose replay buffer is that of dqn_atari
+SLOW_REPLAY = ["sac_atari", "c51_atari", "qdagger_dqn_atari"]  # whose buffer is that of dqn_atari
 
 
 @files(*(stem for stem in REPLAY if stem not in SLOW_REPLAY), slow=SLOW_REPLAY)
@@ -1359,6 +1372,7 @@ def trackio_logs(folder, run):
     return history, json.loads(config), ids
 
 
+@pytest.mark.slow
 @files("ppo", slow=["ppo_jax"])
 def test_trackio_offline_really_logs(file, tmp_path):
     """Every scalar at the step that TensorBoard has, and videos; a resumed run is continued."""
@@ -1415,8 +1429,8 @@ def test_xla_gets_the_flag_for_the_same_bits_on_a_gpu(tmp_path, file=None):
         copies.append(tmp_path / path.stem / path.name)
         copies[-1].parent.mkdir()
         copies[-1].write_text(path.read_text().replace(flag, "--xla_of_the_file=true"))
-        flags = map(str, small(path) if sees_images(path) else ("--num-envs", 32))
-        (copies[-1].parent / "flags").write_text(" ".join(flags))
+        flags = small(path) if sees_images(path) else ("--num-envs", 32)
+        (copies[-1].parent / "flags").write_text(" ".join(with_teacher(path, flags)))
     done = subprocess.run(
         [sys.executable, "-c", FORKS, os.pathsep.join(map(str, copies))],
         env=os.environ | {"XLA_FLAGS": "--xla_of_the_user=true", "PYTHONPATH": str(ROOT)},

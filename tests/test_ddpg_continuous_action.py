@@ -61,7 +61,7 @@ for env in (HugeActions, IntegerActions, ScalarActions, WideObs):
 
 def rates(file, rate):
     """Flags for one learning rate of all that learns."""
-    names = ("--policy-lr", "--q-lr") if "sac" in file.stem else ("--learning-rate",)
+    names = ("--policy-lr", "--q-lr") if file.stem[:3] == "sac" else ("--learning-rate",)
     return [word for name in names for word in (name, rate)]
 
 

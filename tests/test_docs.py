@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cleanrl_utils import enjoy
-from tests.harness import ROOT, train
+from tests.harness import ROOT, train, untrained_teacher
 from tests.test_packaging import UV
 
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "AGENTS.md")]
@@ -42,6 +42,8 @@ python -m cleanrl_utils.speed dqn
 python -m cleanrl_utils.speed dqn_jax
 python -m cleanrl_utils.speed ppo_jax
 python -m cleanrl_utils.speed ppo_jax --peers rejax --total-timesteps 1000000
+python -m cleanrl_utils.speed pqn_jax --peers rejax --rounds 3
+python -m cleanrl_utils.speed pqn_atari_envpool --rounds 1 --total-timesteps 3072
 python -m cleanrl_utils.speed td3_continuous_action --rounds 2 --total-timesteps 1500
 python -m cleanrl_utils.speed sac_continuous_action --rounds 2 --total-timesteps 1500
 # in test_speed
@@ -127,6 +129,9 @@ python -m cleanrl_utils.check cleanrl/my_ppo.py --quick
 python -m cleanrl_utils.check my_ppo.py --quick --only core_10
 python -m cleanrl_utils.check my_ppo.py --quick --changed "core 7" "core 13"
 python -m cleanrl_utils.check my_ppo.py --against ppo --quick
+# run by test_time_to_score (slow)
+sh benchmark/fast/cartpole.sh
+python scripts/time_to_score.py benchmark/fast/cartpole.sh --score 475
 # needs a GPU
 torchrun --nproc-per-node 2 cleanrl/ppo_atari_multigpu.py --local-num-envs 4 --device-ids 0 0
 # needs two GPUs
@@ -140,6 +145,9 @@ cleanrl/ppo_atari_multigpu.py
 torchrun --nproc-per-node 2 cleanrl/ppo_atari_multigpu.py --resume runs/<run>
 # run by test_ppo_continuous_action_isaacgym.test_mjlab_cartpole (slow)
 python cleanrl/ppo_continuous_action_isaacgym.py --env-id Mjlab-Cartpole-Balance --num-envs 64
+# run by test_ppo_trxl.test_mortar_mayhem, where memory-gym is installed
+uv pip install --no-deps -r requirements/memory_gym.in
+python cleanrl/ppo_trxl.py
 # needs Isaac Lab
 python cleanrl/ppo_continuous_action_isaacgym.py --env-id Isaac-Ant-v0
 # run by test_ppo_jaxtari_jax, in a folder of its own
@@ -152,7 +160,7 @@ NOT_RUN_HERE = [line for line in NOT_RUN_HERE.splitlines() if line[:1] not in ("
 
 def commands():
     found = {}
-    for page in PAGES:
+    for page in [page for page in PAGES if page.parent.name != "tutorials"]:  # see test_tutorials
         for block in re.findall(r"^ *```bash\n(.*?)^ *```$", page.read_text(), re.M | re.S):
             for line in block.splitlines():
                 found.setdefault(line.strip(), page.name)
@@ -206,6 +214,10 @@ def test_command_runs(checkout, command, monkeypatch):
         :1
     ]
     words = command.replace("<run>", run.name)
+    if "--teacher" in words:
+        teacher = untrained_teacher(words.split()[1], "BreakoutNoFrameskip-v4")
+        words = words.replace("runs/<teacher>", str(teacher))
+        words += " --teacher-eval-episodes 1 --teacher-steps 16 --offline-steps 2"
     algorithm = re.match(r"python (?:-i )?cleanrl/(\w+).py", words)
     if words.startswith("tensorboard"):
         return check_tensorboard(checkout, words)
@@ -222,15 +234,21 @@ def test_command_runs(checkout, command, monkeypatch):
         large = f" --num-steps 4 --update-epochs 1 --total-timesteps {4 * num_envs}"
         large = (
             " --learning-starts 16 --total-timesteps 32"
-            if re.match("dqn|c51|rainbow|sac", algorithm[1])
+            if re.match("dqn|c51|rainbow|sac|qdagger", algorithm[1])
             else large
         )
         off_policy = " --learning-starts 100 --total-timesteps 200"  # enough to learn a little
         heavy = " --learning-starts 16 --total-timesteps 32 --batch-size 16"
         small = off_policy if re.match("ddpg|td3|sac", algorithm[1]) else " --total-timesteps 1024"
         small = heavy if re.match("tqc|droq|crossq", algorithm[1]) else small
+        if algorithm[1].startswith("simba"):  # whose updates take half a minute to compile
+            small = " --total-timesteps 32 --q-width 16"
         if re.fullmatch("[pr]po_continuous_(action|lstm)", algorithm[1]):  # 2,048 steps a rollout
             small = " --num-steps 128 --total-timesteps 1024"
+        if algorithm[1] == "ppo_trxl":  # 16,384 steps a rollout
+            small = " --num-steps 16 --num-envs 8 --trxl-dim 16 --total-timesteps 256"
+        if algorithm[1] == "ppo_dict":
+            small = " --num-steps 32 --total-timesteps 1024"
         few = " --num-envs 8 --num-steps 8 --num-minibatches 2 --total-timesteps 64"  # of thousands
         small = (
             few
@@ -238,6 +256,8 @@ def test_command_runs(checkout, command, monkeypatch):
             else small
         )
         words += large if re.search("_(jaxt|at)ari", algorithm[1]) else small
+        words += " --num-steps 32" if algorithm[1] == "ippo_jax" else ""
+        words += " --num-envs 8 --num-steps 16" if algorithm[1] == "mappo_rnn_jax" else ""
         if "_pettingzoo" in algorithm[1]:
             words += " --num-envs 4 --num-steps 8 --num-minibatches 2 --elo-games 4 --elo-steps 4"
         if "_procgen" in algorithm[1]:
@@ -361,6 +381,8 @@ DETAILS = {
     "atari": ("ppo_atari", 9, "ppo-atari.md"),
     "continuous": ("ppo_continuous_action", 9, "ppo-continuous-action.md"),
     "lstm": ("ppo_atari_lstm", 5, "ppo-atari-lstm.md"),
+    "trxl": ("ppo_trxl", 7, "ppo-trxl.md"),
+    "dict": ("ppo_dict", 5, "ppo-dict.md"),
     "multidiscrete": ("ppo_multidiscrete", 1, "ppo-multidiscrete.md"),
     "selfplay": ("ppo_pettingzoo_ma_atari", 8, "ppo-self-play.md"),
     "rpo": ("rpo_continuous_action", 1, "rpo.md"),
@@ -369,6 +391,7 @@ DETAILS = {
     "pqn": ("pqn", 9, "pqn.md"),
     "c51": ("c51", 4, "c51.md"),
     "rainbow": ("rainbow_atari", 7, "rainbow.md"),
+    "qdagger": ("qdagger_dqn_atari", 7, "qdagger.md"),
     "ddpg": ("ddpg_continuous_action", 6, "ddpg.md"),
     "td3": ("td3_continuous_action", 3, "td3.md"),
     "sac": (
@@ -379,9 +402,12 @@ DETAILS = {
     "tqc": ("tqc_continuous_action_jax", 3, "tqc.md"),
     "droq": ("droq_continuous_action_jax", 4, "droq.md"),
     "crossq": ("crossq_continuous_action_jax", 3, "crossq.md"),
+    "simba": ("simba_v2_sac_jax", 8, "simba-v2.md"),
     "multigpu": ("ppo_atari_multigpu", 10, "ppo-multigpu.md"),
     "rnn": ("ppo_rnn_jax", 3, "ppo-rnn-jax.md"),
     "jaxtari": ("ppo_jaxtari_jax", 4, "ppo-jaxtari-jax.md"),
+    "team": ("ippo_jax", 6, "ippo-jax.md"),
+    "mappo": ("mappo_rnn_jax", 4, "mappo-rnn-jax.md"),
     "physics": ("ppo_continuous_action_jax", 5, "ppo-continuous-action-jax.md"),
     "rnd": ("ppo_rnd_envpool", 10, "ppo-rnd.md"),
     "isaac": ("ppo_continuous_action_isaacgym", 6, "ppo-isaacgym.md"),
@@ -410,10 +436,13 @@ def test_every_marked_detail_is_explained_and_tested(family):
     "file", sorted((ROOT / "cleanrl").glob("*.py")), ids=lambda file: file.stem
 )
 def test_no_mark_without_a_detail(file):
-    for family, numbers in re.findall(
-        r"\[([a-z][a-z0-9]*) (\d+(?:, \d+)*)\]", file.read_text().split("class Args")[1]
-    ):
+    """Each mark has its detail, on a page that the file's docstring names."""
+    docstring, source = file.read_text().split("class Args")
+    pages = re.findall(r"docs/rl-algorithms/(?:\{([^}]*)\}|([\w-]+))\.md", docstring)
+    told = {f"{name}.md" for names in pages for name in "".join(names).split(",")}
+    for family, numbers in re.findall(r"\[([a-z][a-z0-9]*) (\d+(?:, \d+)*)\]", source):
         assert family in DETAILS and max(map(int, numbers.split(", "))) <= DETAILS[family][1]
+        assert told & {*DETAILS[family][2].split()}, f"the docstring names no page of [{family}]"
 
 
 REPORT = load(ROOT / "scripts" / "build_results.py")

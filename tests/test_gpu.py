@@ -11,7 +11,7 @@ import sys
 import pytest
 import torch
 
-from tests.harness import FILES, ROOT, read_checkpoint, same
+from tests.harness import FILES, ROOT, read_checkpoint, same, with_teacher
 
 pytestmark = [
     pytest.mark.slow,
@@ -28,12 +28,15 @@ PONG = (
     "--total-timesteps",
     2000,
 )
+FROM_TEACHER = ("--teacher-steps", 500, "--offline-steps", 100)
 HALF_CHEETAH = ("--env-id", "HalfCheetah-v4", "--learning-starts", 500, "--total-timesteps", 1500)
 POOL = ("--env-id", "Breakout-v5", "--num-envs", 16, "--total-timesteps", 3 * 16 * 128)
 RECORDED = {
     **dict.fromkeys(["dqn_atari", "c51_atari", "rainbow_atari", "sac_atari"], PONG),
     **{f"{name}_continuous_action": HALF_CHEETAH for name in ("ddpg", "td3", "sac")},
+    "qdagger_dqn_atari": (*PONG, *FROM_TEACHER),
     "ppo_atari_envpool": POOL,
+    "pqn_atari_envpool": POOL,
     "ppo_rnd_envpool": (*POOL, "--num-iterations-obs-norm-init", 1),
 }
 LARGE_BATCH = (
@@ -62,10 +65,12 @@ COMPILED = {
     "ppo_atari_envpool_xla_jax_scan": POOL,
     **dict.fromkeys(["dqn_jax", "c51_jax"], LARGE_BATCH),
     **dict.fromkeys(["dqn_atari_jax", "c51_atari_jax"], PONG),
+    "qdagger_dqn_atari_jax": (*PONG, *FROM_TEACHER),
     **{
         f"{name}_continuous_action_jax": HALF_CHEETAH
         for name in ("ddpg", "td3", "sac", "tqc", "droq", "crossq")
     },
+    "simba_v2_sac_jax": HALF_CHEETAH,
 }
 
 
@@ -75,7 +80,7 @@ def run(file, folder, *flags):
     environment = os.environ | {
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false"
     }  # for there are other tests beside this one
-    command = [sys.executable, str(FILES[file]), *map(str, flags)]
+    command = [sys.executable, str(FILES[file]), *with_teacher(FILES[file], flags)]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return [read_checkpoint(path) for path in sorted((folder / "runs").iterdir())]

@@ -17,6 +17,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = PROJECT["project"]["optional-dependencies"]
 MJLAB = (ROOT / "requirements" / "mjlab.in").read_text().splitlines()
 MJLAB = [line for line in MJLAB if not line.startswith("#")]
+MEMORY_GYM = (ROOT / "requirements" / "memory_gym.in").read_text().splitlines()[-1:]
+OWN = [MJLAB, MEMORY_GYM]  # in environments of their own, or without their dependencies
 ALGORITHMS = sorted((ROOT / "cleanrl").glob("*.py"))
 UV = shutil.which("uv") or shutil.which("uv", path=ROOT / ".uv" / "bin")
 needs_uv = pytest.mark.skipif(not UV, reason="needs uv")
@@ -36,7 +38,7 @@ def test_header_is_in_step_with_pyproject(file):
     told = header(file)
     assert told["requires-python"] == PROJECT["project"]["requires-python"].split(",")[0]
     bounds = {
-        r for group in [PROJECT["project"]["dependencies"], *EXTRAS.values(), MJLAB] for r in group
+        r for group in [PROJECT["project"]["dependencies"], *EXTRAS.values(), *OWN] for r in group
     }
     assert set(told["dependencies"]) <= bounds, "not the bounds of pyproject.toml"
     assert told["dependencies"] == sorted(told["dependencies"])
@@ -63,15 +65,17 @@ def test_header_names_what_is_imported(file):
         "dm_control",
         "shimmy",
         "six",
+        "minigrid",
+        "memory_gym",
     }  # behind Gymnasium, torch.utils and gymnax
     unseen.add("pyqt5_qt5")  # what EnvPool draws Procgen with
-    unseen.add("wandb")  # imported by the name in TRACKER
+    unseen |= {"wandb", "safetensors"}  # imported by name, where they are needed
     assert named - third_party <= unseen
 
 
 def test_extras():
     promised = re.search(r"^EXTRAS := (.*)$", (ROOT / "Makefile").read_text(), re.M)[1].split()
-    assert list(EXTRAS) == promised and len(promised) == 17
+    assert list(EXTRAS) == promised and len(promised) == 20
     assert EXTRAS["all"] == [f"cleanrl[{','.join(promised[:-1])}]"]
 
 

@@ -172,20 +172,22 @@ def test_one_of_our_own_files_can_be_a_peer(monkeypatch, capsys, tmp_path):
     assert re.search(r"^cleanrl/dqn.py .* times as fast", capsys.readouterr().out, re.M)
 
 
-def test_the_clock_of_ppo_jax_is_read_when_its_logs_are_not_late():
+@pytest.mark.parametrize("algorithm", ["ppo_jax", "pqn_jax"])
+def test_the_clock_of_ppo_jax_is_read_when_its_logs_are_not_late(algorithm):
     """A checkpoint, where logs are on time, ends the warm-up; all calls are of the same length."""
-    (_, interval), timesteps = speed.FLAGS["ppo_jax"], speed.TIMESTEPS["ppo_jax"]
+    (_, interval), timesteps = speed.FLAGS[algorithm], speed.TIMESTEPS[algorithm]
     assert timesteps % (16 * 512) == 0 and interval % 16 == 0
     assert round(speed.WARM_UP * timesteps) % (interval * 512) == 0
 
 
 @pytest.mark.slow
 @needs_uv
-def test_programs_of_one_call(monkeypatch, capsys, tmp_path):
-    """ppo_jax logs 16 iterations per call: only the last of them tells what was done by then."""
-    monkeypatch.setitem(speed.TIMESTEPS, "ppo_jax", 10 * 16 * 512)
-    monkeypatch.setitem(speed.FLAGS, "ppo_jax", ["--checkpoint-interval", 32])
-    speed.main(speed.Args("ppo_jax", rounds=1, peers=("rejax",), json=tmp_path / "speed.json"))
+@pytest.mark.parametrize("algorithm", ["ppo_jax", "pqn_jax"])
+def test_programs_of_one_call(monkeypatch, capsys, tmp_path, algorithm):
+    """It logs 16 iterations per call: only the last of them tells what was done by then."""
+    monkeypatch.setitem(speed.TIMESTEPS, algorithm, 10 * 16 * 512)
+    monkeypatch.setitem(speed.FLAGS, algorithm, ["--checkpoint-interval", 32])
+    speed.main(speed.Args(algorithm, rounds=1, peers=("rejax",), json=tmp_path / "speed.json"))
     raw = json.loads((tmp_path / "speed.json").read_text())
     (figures,) = raw["rounds"]
     assert (

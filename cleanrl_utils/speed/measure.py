@@ -41,6 +41,10 @@ def sbx(algorithm, more=""):
 PEERS = {
     "ppo": sb3("PPO") | sbx("PPO"),
     "ppo_jax": {"rejax": ("rejax", "rejax_ppo.py", REJAX), "ppo": ("cleanrl/ppo.py", "ppo", "")},
+    "pqn_jax": {"rejax": ("rejax", "rejax_pqn.py", REJAX), "pqn": ("cleanrl/pqn.py", "pqn", "")},
+    "pqn_atari_envpool": {
+        "ppo_atari_envpool": ("cleanrl/ppo_atari_envpool.py", "ppo_atari_envpool", "")
+    },
     "dqn": sb3("DQN"),
     "dqn_jax": {"dqn": ("cleanrl/dqn.py", "dqn", "")},
     "ppo_continuous_action": sb3("PPO", MUJOCO),
@@ -56,9 +60,9 @@ FLAGS = {
     if name.startswith(("td3", "sac"))
 }
 # every six calls of the program: at other calls, logs are one call late
-FLAGS["ppo_jax"] = ["--checkpoint-interval", 96]
+FLAGS |= {name: ["--checkpoint-interval", 96] for name in ("ppo_jax", "pqn_jax")}
 # 30 whole calls, 6 of them warm-up: a shorter last call would be compiled while it is measured
-TIMESTEPS = {"ppo_jax": 30 * 16 * 512}
+TIMESTEPS = dict.fromkeys(["ppo_jax", "pqn_jax"], 30 * 16 * 512)
 WARM_UP = 0.2  # share of the steps that does not count
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).resolve().parent / "peers"
@@ -75,7 +79,7 @@ ONE_CPU_THREAD = processes.ONE_THREAD | {
 class Args:
     algorithm: tyro.conf.Positional[str]  # which of our files to measure, such as ppo
     rounds: int = 5  # how often each program runs
-    total_timesteps: int | None = None  # steps of each run (51,200, ppo_jax 245,760)
+    total_timesteps: int | None = None  # steps of each run (51,200, ppo_jax and pqn_jax 245,760)
     peers: tuple[str, ...] | None = None  # what to compare with, such as sb3 (all if not given)
     side_by_side: bool = False  # ours and one peer at the same time, on two cores
     json: Path | None = None  # file for the figures of every round, with versions

@@ -34,9 +34,13 @@ WORDS = {  # of a file's name, and the label that each stands for
     "rnn": "recurrent policy",
     "envpool": "EnvPool",
     "multigpu": "several GPUs",
+    "trxl": "Transformer-XL memory",
+    "dict": "Dict observations",
     "continuous": "continuous actions",
     "multidiscrete": "MultiDiscrete actions",
     "ma": "multi-agent",
+    "ippo": "multi-agent",
+    "mappo": "multi-agent",
     "isaacgym": "GPU simulation",
 }
 
@@ -129,7 +133,7 @@ def labels(name):
     words = name.split("_")
     told = [label for word, label in WORDS.items() if word in words]
     told += [] if "JAX" in told else ["PyTorch"]
-    on_policy = words[0] in ("ppo", "ppg", "rpo", "pqn")
+    on_policy = words[0] in ("ppo", "ppg", "rpo", "pqn", "ippo", "mappo")
     told += ["on-policy" if on_policy else "off-policy"]
     if not any("actions" in label for label in told):
         told.append("discrete actions")
@@ -225,6 +229,14 @@ def count_mutations():
 # ---- home ----
 
 
+def state_of_atari():
+    """In words: what most readers want to know first."""
+    stems = [path.stem for path in (ROOT / "cleanrl").glob("*.py") if "_atari" in path.stem]
+    reproduced = sum("reproduced" in headline(name)[1] for name in stems)
+    told = f"{reproduced} of {len(stems)} Atari files" if reproduced else "None on Atari yet"
+    return f"{told}: [`ppo_atari.py`](rl-algorithms/ppo-atari.md) is {headline('ppo_atari')[1]}."
+
+
 def tiles():
     """Four figures from the data, each with the page that has the evidence."""
     judged = [
@@ -241,7 +253,7 @@ def tiles():
     runs = sum(len(json.loads(path.read_text(encoding="utf-8"))) for path in folders)
     told = {
         f"{matched} of {len(judged)}": "results with three seeds or more match or exceed "
-        "[v1's published number](results.md)",
+        f"[v1's published number](results.md). {state_of_atari()}",
         f"{faster:.1f} times": "the throughput of Stable-Baselines3: "
         "[`ppo.py` on CartPole](speed.md)",
         f"{int(count_mutations()):,}": "mutations, each of which [a test must notice](trust.md)",
@@ -267,7 +279,7 @@ def cards():
             "dqn__CartPole-v1",
             "off-policy-discrete",
             "Off-policy, discrete actions",
-            "DQN, C51, Rainbow, PQN, SAC",
+            "DQN, C51, Rainbow, QDagger, PQN, SAC",
         ),
         (
             "ddpg_continuous_action__HalfCheetah-v4",
@@ -279,7 +291,7 @@ def cards():
             "ppo_continuous_action_jax__brax-ant",
             "jax-and-gpu",
             "JAX and GPU simulation",
-            "gymnax, Brax, Playground, JAXtari, Isaac Lab, mjlab",
+            "gymnax, Brax, Playground, JAXtari, JaxMARL, Isaac Lab, mjlab",
         ),
     ]
     body = "\n\n".join(

@@ -4,9 +4,11 @@
 - code/<file>: each algorithm file with the docs' explanations beside the lines they are about.
 - diff/<file>: what it does differently from the file it grew out of.
 - rl-algorithms/ppo-details: the details of the algorithm pages, with their code and ablations.
+- tutorials/notebook: the notebook beside it, with the outputs that it was saved with.
 """
 
 import ast
+import base64
 import json
 import logging
 import os
@@ -39,11 +41,14 @@ PARENTS = {  # what a file grew out of, where its name does not say so
     "dqn": "ppo",
     "pqn": "ppo",
     "pqn_jax": "ppo_jax",
+    "pqn_atari_envpool": "ppo_atari_envpool",
     "c51": "dqn",
     "c51_atari": "dqn_atari",
     "c51_jax": "dqn_jax",
     "c51_atari_jax": "dqn_atari_jax",
     "rainbow_atari": "c51_atari",
+    "qdagger_dqn_atari": "dqn_atari",
+    "qdagger_dqn_atari_jax": "dqn_atari_jax",
     "ddpg_continuous_action": "dqn",
     "td3_continuous_action": "ddpg_continuous_action",
     "td3_continuous_action_jax": "ddpg_continuous_action_jax",
@@ -53,9 +58,12 @@ PARENTS = {  # what a file grew out of, where its name does not say so
     "tqc_continuous_action_jax": "sac_continuous_action_jax",
     "droq_continuous_action_jax": "sac_continuous_action_jax",
     "crossq_continuous_action_jax": "sac_continuous_action_jax",
+    "simba_v2_sac_jax": "sac_continuous_action_jax",
     "ppo_continuous_lstm": "ppo_atari_lstm",
     "ppo_rnn_jax": "ppo_jax",
     "ppo_jaxtari_jax": "ppo_jax",
+    "ippo_jax": "ppo_jax",
+    "mappo_rnn_jax": "ippo_jax",
     "ppo_procgen": "ppo_atari_envpool",
     "ppo_rnd_envpool": "ppo_atari_envpool",
     "ppo_pettingzoo_ma_atari": "ppo_atari",
@@ -80,6 +88,7 @@ PLOT = re.compile(
 FORMULA = re.compile(
     r'<(?P<tag>div|span) class="arithmatex">\\[\[(](?P<latex>.*?)\\[\])]</(?P=tag)>', re.S
 )
+TAG = re.compile(r"</?(?:a|br|code|div|em|h\d|li|ol|p|pre|span|strong|table|t[bdhr]\w*|ul)\b[^>]*>")
 MARK = re.compile(r"\[([a-z][a-z0-9]*) (\d+(?:, \d+)*)\]")
 SKIP = "---\nsearch: {exclude: true}\nhide: [navigation, toc]\n---\n"
 BESIDE = "---\nhide: [navigation]\n---\n"  # the parts of the file in the sidebar
@@ -154,6 +163,7 @@ def relink(text, base, uri):
             page, fragment = page_of(path, match["label"], fragment)
         else:
             page = os.path.relpath(path, DOCS).replace(os.sep, "/")
+            page = page.removesuffix(".ipynb") + ".md" if page.endswith(".ipynb") else page
         relative = os.path.relpath(page, PurePosixPath(uri).parent).replace(os.sep, "/")
         return f"{match['before']}{relative}{'#' * bool(fragment)}{fragment}{match['title'] or ''})"
 
@@ -442,7 +452,7 @@ def files_table():
         grew = f"[`{parent(name)}.py`: what changed](diff/{name}.md)" if parent(name) else ""
         title = re.search(r"^# (.*) \(\w+\.py\)$", pages()[page], re.M)[1]
         rows.append(f"| [`{name}.py`](code/{name}.md) | {words} | {grew} | [{title}]({page}) |")
-    return '<div class="stacked" markdown>\n\n' + "\n".join(rows) + "\n\n</div>"
+    return '<div class="stacked" data-search-exclude markdown>\n\n' + "\n".join(rows) + "\n\n</div>"
 
 
 def systems_table():
@@ -518,6 +528,45 @@ def linked_files():
     return sorted(path for path in linked if is_outside(path) and path.exists())
 
 
+# ---- the notebook ----
+
+
+def notebook_page(path, address):
+    """The Markdown of a notebook, and its pictures and films by their names."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    heading, _, rest = "".join(cells[0]["source"]).partition("\n")
+    name = path.relative_to(DOCS).as_posix()
+    links = [f'<a href="../{path.name}" download>Download the notebook</a>']
+    if address and address.startswith("https://github.com/"):
+        there = address.removeprefix("https://github.com/")
+        colab = f"https://colab.research.google.com/github/{there}/blob/main/docs/{name}"
+        links.insert(0, f"[Open in Colab]({colab})")
+    told, media = [heading, " · ".join(links) + "\n{: .links }", rest.strip()], {}
+    for cell in cells[1:]:
+        source = "".join(cell["source"])
+        told.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            if output.get("name") == "stderr":
+                continue
+            data = output.get("data", {"text/plain": output.get("text", "")})
+            film = re.search(r"base64,([^\"]+)", "".join(data.get("text/html", "")))
+            if "image/png" in data or film:
+                kind = "mp4" if film else "png"
+                file = f"{path.stem}-{len(media) + 1}.{kind}"
+                media[file] = base64.b64decode(film[1] if film else "".join(data["image/png"]))
+                video = f'<video controls muted loop playsinline preload="none" src="../{file}">'
+                told.append(f"{video}</video>" if film else f"![A plot of the notebook]({file})")
+            else:
+                told.append(f"```text\n{''.join(data['text/plain']).rstrip()}\n```")
+    return "\n\n".join(told) + "\n", media
+
+
+def address_of_repository():
+    command = ["git", "-C", str(ROOT), "remote", "get-url", "origin"]
+    origin = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    return repository(os.environ, origin)
+
+
 # ---- what MkDocs calls ----
 
 
@@ -531,9 +580,7 @@ def repository(environment, origin):
 
 def on_config(config):
     """A link to the repository in the footer; the theme's own would ask its host for stars."""
-    command = ["git", "-C", str(ROOT), "remote", "get-url", "origin"]
-    origin = subprocess.run(command, capture_output=True, text=True).stdout.strip()
-    address = repository(os.environ, origin)
+    address = address_of_repository()
     if address:
         icon = "fontawesome/brands/git-alt"
         config.extra["social"] = [{"icon": icon, "link": address, "name": "Repository"}]
@@ -554,8 +601,16 @@ def on_files(files, config):
         add(f"raw/cleanrl/{name}.py", abs_src_path=str(ROOT / "cleanrl" / f"{name}.py"))
         if parent(name):
             add(f"diff/{name}.md", content=diff_page(name)[0])
-    agents = json.loads((DOCS / "try-it" / "cartpole.json").read_text())["checkpoints"]
-    add("try-it/home.json", content=json.dumps({"checkpoints": [agents[0], agents[-1]]}))
+    for path in DOCS.rglob("*.ipynb"):
+        uri = path.relative_to(DOCS).with_suffix(".md").as_posix()
+        text, media = notebook_page(path, address_of_repository())
+        files.append(File.generated(config, uri, content=text))
+        for name, content in media.items():
+            add(str(PurePosixPath(uri).parent / name), content=content)
+    told = json.loads((DOCS / "try-it" / "cartpole.json").read_text())
+    told["checkpoints"] = [told["checkpoints"][0], told["checkpoints"][-1]]
+    text = json.dumps(told, separators=(",", ":"))
+    add("try-it/home.json", content=re.sub(r"(\.\d{3})\d+", r"\1", text))  # home stays light
     for path in linked_files():
         uri = page_of(path)[0]
         if uri.startswith("source/"):
@@ -644,7 +699,7 @@ def on_page_content(html, page, config, files):
 
 @event_priority(-100)  # after the search has written its index
 def on_post_build(config):
-    """The index is loaded with every page: without repetitions it stays small."""
+    """The index is loaded with every page: without repetitions and tags it stays small."""
     path = Path(config.site_dir) / "search" / "search_index.json"
     index = json.loads(path.read_text(encoding="utf-8"))
     repeated = ("code/", "changelog/", "rl-algorithms/ppo-details/")
@@ -653,5 +708,7 @@ def on_post_build(config):
         for entry in index["docs"]
         if not (entry["location"].startswith(repeated) and "#" in entry["location"])
     ]
+    for entry in index["docs"]:
+        entry["text"] = re.sub(r"\s+", " ", TAG.sub(" ", entry["text"])).strip()
     text = json.dumps(index, ensure_ascii=False, separators=(",", ":"))
     path.write_text(text, encoding="utf-8")
