@@ -165,10 +165,13 @@ def count_failed(runs):
 
 def failing_alike(runs):
     """The reason for which all runs so far failed, if they are enough and nothing speaks against
-    it: no run was finished, and none has been running for longer than those that failed."""
+    it: no run was finished, none has been running for longer than those that failed, and no command
+    was started that has not failed yet."""
     tried = [run for run in runs if run.attempts]
     failed = [run for run in tried if run.failed_by_itself]
     if len(failed) < ALIKE or any(run.state == "done" for run in tried):
+        return None
+    if {run.command for run in tried} > {run.command for run in failed}:
         return None
     longest = max(run.seconds for run in failed)
     if any(run.state == "running" and time.time() - run.began > longest for run in tried):

@@ -707,6 +707,7 @@ def on_post_build(config):
         entry
         for entry in index["docs"]
         if not (entry["location"].startswith(repeated) and "#" in entry["location"])
+        and not re.match("rl-algorithms/.*#run$", entry["location"])  # commands
     ]
     for entry in index["docs"]:
         entry["text"] = re.sub(r"\s+", " ", TAG.sub(" ", entry["text"])).strip()
