@@ -6,7 +6,7 @@
 #     "tyro>=1.0", "wandb>=0.22",
 # ]
 # ///
-"""Proximal Policy Optimization (PPO) for Dict observations: images, vectors, choices and texts.
+"""Proximal Policy Optimization (PPO) for Dict observations: images, vectors, categories and text.
 
     uv run cleanrl/ppo_dict.py                                      # MiniGrid-GoToDoor-5x5-v0
     uv run cleanrl/ppo_dict.py --env-id BabyAI-GoToLocal-v0 --seed 2
@@ -49,7 +49,7 @@ from filelock import FileLock, Timeout
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-NUM_WORDS = 18  # the longest text
+NUM_TOKENS = 18  # words of the longest text
 VOCABULARY = """
 a after and at avoid ball behind blue box door end fetch find from front get go goal green grey
 hallway in key lava left matching must near next object of on open opening pick purple put reach
@@ -115,34 +115,34 @@ class OneHotTiles(gym.ObservationWrapper):
         return obs | {"image": np.concatenate(one_hot, -1)}
 
 
-class WordNumbers(gym.ObservationWrapper):
-    """Texts as the numbers of their words in the vocabulary, from 1 on; 0 is no word [dict 1]."""
+class TokenizeTexts(gym.ObservationWrapper):
+    """Texts as tokens: 1 + the index of each word in the vocabulary, padded with 0 [dict 1]."""
 
     def __init__(self, env):
         super().__init__(env)
         require(isinstance(env.observation_space, gym.spaces.Dict), "Dict observations are needed")
         spaces = env.observation_space.spaces
         self.texts = [name for name, space in spaces.items() if space.dtype == np.dtype(str)]
-        words = gym.spaces.MultiDiscrete([1 + len(VOCABULARY)] * NUM_WORDS)
-        self.observation_space = gym.spaces.Dict({**spaces, **dict.fromkeys(self.texts, words)})
+        tokens = gym.spaces.MultiDiscrete([1 + len(VOCABULARY)] * NUM_TOKENS)
+        self.observation_space = gym.spaces.Dict({**spaces, **dict.fromkeys(self.texts, tokens)})
 
     def observation(self, obs):
-        return obs | {name: self.read(obs[name]) for name in self.texts}
+        return obs | {name: self.tokenize(obs[name]) for name in self.texts}
 
-    def read(self, text):
+    def tokenize(self, text):
         words = text.lower().replace(",", " ").split()
-        require(len(words) <= NUM_WORDS, f"NUM_WORDS is {NUM_WORDS}, too few for: {text}")
+        require(len(words) <= NUM_TOKENS, f"NUM_TOKENS is {NUM_TOKENS}, too few for: {text}")
         unknown = set(words) - set(VOCABULARY)
         require(not unknown, f"VOCABULARY has no {', '.join(sorted(unknown))}")
-        numbers = np.zeros(NUM_WORDS, dtype=np.int64)
-        numbers[: len(words)] = [1 + VOCABULARY.index(word) for word in words]
-        return numbers
+        tokens = np.zeros(NUM_TOKENS, dtype=np.int64)
+        tokens[: len(words)] = [1 + VOCABULARY.index(word) for word in words]
+        return tokens
 
 
 def make_envs(args, num_envs, render_mode=None):
-    env_id, wrappers = args.env_id, [WordNumbers]
+    env_id, wrappers = args.env_id, [TokenizeTexts]
     if re.match("MiniGrid-|BabyAI-", env_id):
-        env_id, wrappers = f"minigrid:{env_id}", [OneHotTiles, WordNumbers]
+        env_id, wrappers = f"minigrid:{env_id}", [OneHotTiles, TokenizeTexts]
     if args.keys:  # [dict 5]
         wrappers.append(partial(gym.wrappers.FilterObservation, filter_keys=args.keys))
     options = dict(render_mode=render_mode, vectorization_mode="sync", wrappers=wrappers)
@@ -171,13 +171,13 @@ class Encoder(nn.Module):
 
     def __init__(self, space):
         super().__init__()
-        self.is_choice = isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete)
-        self.is_image = len(space.shape) == 3 and not self.is_choice
+        self.is_discrete = isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete)
+        self.is_image = len(space.shape) == 3 and not self.is_discrete
         self.scale = 255 if space.dtype == np.uint8 else 1
-        if self.is_choice:  # a learned vector for each number
-            num_choices = int(np.max(space.nvec if space.shape else space.n))
+        if self.is_discrete:  # an embedding of each value
+            num_values = int(np.max(space.nvec if space.shape else space.n))
             self.register_buffer("start", torch.as_tensor(space.start))
-            self.embedding = nn.Embedding(num_choices, 16)
+            self.embedding = nn.Embedding(num_values, 16)
             num_inputs = 16 * math.prod(space.shape)
         elif self.is_image:
             self.cnn = make_cnn(space.shape[2], is_large=min(space.shape[:2]) >= 36)
@@ -187,7 +187,7 @@ class Encoder(nn.Module):
         self.layer = layer_init(nn.Linear(num_inputs, 64))
 
     def forward(self, entry):
-        if self.is_choice:
+        if self.is_discrete:
             inputs = self.embedding(entry - self.start).flatten(1)
         elif self.is_image:
             inputs = self.cnn(entry.permute(0, 3, 1, 2).float() / self.scale)
@@ -197,7 +197,7 @@ class Encoder(nn.Module):
 
 
 def make_cnn(num_channels, is_large):
-    """The Nature CNN, or two layers for what is smaller than its filters reach."""
+    """The Nature CNN, or two layers for images that are too small for it."""
     layers = [(16, 3, 1, 1), (32, 3, 2, 1)]
     if is_large:
         layers = [(32, 8, 4, 0), (64, 4, 2, 0), (64, 3, 1, 0)]
@@ -525,7 +525,7 @@ if __name__ == "__main__":
         obs_space, action_space = envs.single_observation_space, envs.single_action_space
         for name, space in obs_space.items():
             known = gym.spaces.Box | gym.spaces.Discrete | gym.spaces.MultiDiscrete
-            require(isinstance(space, known), f"{name} is no Box, choice or text")
+            require(isinstance(space, known), f"{name} is not Box, Discrete or Text")
         require(isinstance(action_space, gym.spaces.Discrete), "Discrete actions are needed")
         require_envs(args, envs)
         envs.reset()  # a text may have a word that is not in the vocabulary
@@ -585,14 +585,14 @@ if __name__ == "__main__":
             is_last[t + 1] = terminated[t] | truncated
             for name, entry in obs.items():
                 entry[t + 1] = next_obs[name]
-                check_finite(args, global_step, **{f"observation {name}": entry[t + 1]})
             for i in np.flatnonzero(infos.get("_episode", ())):
                 step, episode = global_step + i + 1, infos["episode"]
                 writer.add_scalar("charts/episodic_return", episode["r"][i], step)
                 writer.add_scalar("charts/episodic_length", episode["l"][i], step)
                 progress.set_postfix(episodic_return=f"{episode['r'][i]:.1f}", refresh=False)
             global_step += N
-            check_finite(args, global_step, reward=rewards[t])
+            entries = {f"observation {name}": entry[t + 1] for name, entry in obs.items()}
+            check_finite(args, global_step, **entries, reward=rewards[t])
         progress.update(T * N)
 
         # estimate advantages [core 5]; truncated episodes are bootstrapped, terminated ones are not

@@ -23,12 +23,12 @@ SIGNS = [tuple(np.sign(np.array(bits) - 0.5).astype(int)) for bits in np.ndindex
 def words(file, folder):
     """The names of the file, and its wrapper of an environment with a text."""
     names = train(file, folder, "--env-id", "Probe/ValueFromDict-v0", *SMALL)
-    return names, names["WordNumbers"](ValueFromDict())
+    return names, names["TokenizeTexts"](ValueFromDict())
 
 
 def batch(names, signs):
     """Observations of ValueFromDict as the network gets them."""
-    wrapper = names["WordNumbers"](ValueFromDict())
+    wrapper = names["TokenizeTexts"](ValueFromDict())
     rows = [wrapper.observation(ValueFromDict.show(*each)) for each in signs]
     return {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in rows[0]}
 
@@ -36,18 +36,18 @@ def batch(names, signs):
 # the details
 
 
-def test_dict_1_a_text_is_the_numbers_of_its_words(file, tmp_path):
+def test_dict_1_texts_become_tokens(file, tmp_path):
     names, wrapper = words(file, tmp_path)
-    vocabulary, num_words = names["VOCABULARY"], names["NUM_WORDS"]
+    vocabulary, num_tokens = names["VOCABULARY"], names["NUM_TOKENS"]
     assert len(set(vocabulary)) == len(vocabulary)
     space = wrapper.observation_space["text"]
-    assert space == gym.spaces.MultiDiscrete([1 + len(vocabulary)] * num_words)
-    numbers = wrapper.read("Go to the grey box, then left")
-    told = [vocabulary[number - 1] for number in numbers if number > 0]
+    assert space == gym.spaces.MultiDiscrete([1 + len(vocabulary)] * num_tokens)
+    tokens = wrapper.tokenize("Go to the grey box, then left")
+    told = [vocabulary[token - 1] for token in tokens if token > 0]
     assert told == ["go", "to", "the", "grey", "box", "then", "left"]
-    assert numbers in space and not numbers[7:].any()
-    with pytest.raises(ValueError, match=f"NUM_WORDS is {num_words}"):
-        wrapper.read("go " * (num_words + 1))
+    assert tokens in space and not tokens[7:].any()
+    with pytest.raises(ValueError, match=f"NUM_TOKENS is {num_tokens}"):
+        wrapper.tokenize("go " * (num_tokens + 1))
 
 
 def test_dict_1_unknown_words_get_one_line(file, tmp_path):
@@ -68,7 +68,7 @@ def test_dict_1_every_mission_of_minigrid_is_known(file, tmp_path):
     for env_id in [f"minigrid:MiniGrid-{name}-v0" for name in ids.split()]:
         env = gym.make(env_id)
         for seed in range(5):
-            assert wrapper.read(env.reset(seed=seed)[0]["mission"]).any()
+            assert wrapper.tokenize(env.reset(seed=seed)[0]["mission"]).any()
 
 
 def test_dict_2_an_encoder_for_each_kind_of_entry(file, tmp_path):
@@ -87,6 +87,14 @@ def test_dict_2_an_encoder_for_each_kind_of_entry(file, tmp_path):
         layer = encoders[name].layer
         expected = (x @ layer.weight.T + layer.bias).tanh()
         torch.testing.assert_close(encoders[name](obs[name]), expected)
+
+
+def test_dict_2_bytes_of_vectors_are_scaled_too(file, tmp_path):
+    names, _ = words(file, tmp_path)
+    memory = gym.spaces.Box(0, 255, (128,), np.uint8)
+    encoder, entry = names["Encoder"](memory), torch.randint(256, (3, 128), dtype=torch.uint8)
+    expected = (entry / 255 @ encoder.layer.weight.T + encoder.layer.bias).tanh()
+    torch.testing.assert_close(encoder(entry), expected)
 
 
 def test_dict_2_large_images_have_the_cnn_of_atari(file, tmp_path):
@@ -130,7 +138,7 @@ def test_dict_4_the_rollout_has_an_array_for_each_entry(file, tmp_path):
     assert kinds == {
         "choice": ((), "int64"),
         "image": ((4, 3, 2), "uint8"),
-        "text": ((names["NUM_WORDS"],), "int64"),
+        "text": ((names["NUM_TOKENS"],), "int64"),
         "vector": ((2,), "float32"),
     }
     assert names["iteration"] == 1
@@ -156,7 +164,7 @@ def test_dict_5_keys_choose_entries(file, tmp_path):
     ("env_id", "message"),
     [
         ("CartPole-v1", "Dict observations are needed"),
-        ("Probe/NestedDict-v0", "inner is no Box, choice or text"),
+        ("Probe/NestedDict-v0", "inner is not Box, Discrete or Text"),
     ],
 )
 def test_other_observations_are_refused(file, tmp_path, env_id, message):
@@ -302,8 +310,8 @@ def test_minigrids_tiles_are_one_hot(file, tmp_path):
     codes = env.gen_obs()["image"]
     for number, part in enumerate(parts):
         assert np.array_equal(part[-1, 0].argmax(-1), codes[..., number])
-    numbers = names["obs"]["mission"][-1, 0]
-    mission = [names["VOCABULARY"][number - 1] for number in numbers if number > 0]
+    tokens = names["obs"]["mission"][-1, 0]
+    mission = [names["VOCABULARY"][token - 1] for token in tokens if token > 0]
     assert " ".join(mission) == env.mission
 
 
