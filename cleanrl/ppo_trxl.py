@@ -107,17 +107,6 @@ class Args:
         require(self.num_minibatches <= num_rows, f"num_minibatches must be at most {num_rows}")
 
 
-def make_envs(args, num_envs, render_mode=None):
-    env_id, options = args.env_id, {}
-    if re.match("(Endless-)?(MortarMayhem|MysteryPath|SearingSpotlights)", env_id):
-        env_id = f"memory_gym:{env_id}"  # which registers them, and draws with pygame
-        os.environ.update(SDL_VIDEODRIVER="dummy", SDL_AUDIODRIVER="dummy")
-    if env_id.startswith("MiniGrid-"):
-        env_id, options = f"minigrid:{env_id}", dict(agent_view_size=3, wrappers=[OneHotTiles])
-    envs = gym.make_vec(env_id, num_envs=num_envs, render_mode=render_mode, **options)  # [core 1]
-    return gym.wrappers.vector.RecordEpisodeStatistics(envs)
-
-
 class OneHotTiles(gym.ObservationWrapper):
     """MiniGrid's tiles in view: object, color and state of each as one-hot vectors."""
 
@@ -130,6 +119,17 @@ class OneHotTiles(gym.ObservationWrapper):
         codes = np.moveaxis(obs["image"], -1, 0)
         one_hot = [np.eye(n, dtype=np.float32)[x] for n, x in zip((11, 6, 3), codes, strict=True)]
         return np.concatenate(one_hot, -1)
+
+
+def make_envs(args, num_envs, render_mode=None):
+    env_id, options = args.env_id, {}
+    if re.match("(Endless-)?(MortarMayhem|MysteryPath|SearingSpotlights)", env_id):
+        env_id = f"memory_gym:{env_id}"  # which registers them, and draws with pygame
+        os.environ.update(SDL_VIDEODRIVER="dummy", SDL_AUDIODRIVER="dummy")
+    if env_id.startswith("MiniGrid-"):
+        env_id, options = f"minigrid:{env_id}", dict(agent_view_size=3, wrappers=[OneHotTiles])
+    envs = gym.make_vec(env_id, num_envs=num_envs, render_mode=render_mode, **options)  # [core 1]
+    return gym.wrappers.vector.RecordEpisodeStatistics(envs)
 
 
 def layer_init(layer, gain=2**0.5):
@@ -653,7 +653,7 @@ if __name__ == "__main__":
                     change = (value - b_values[mb]).clamp(-args.clip_coef, args.clip_coef)
                     clipped_error = (b_values[mb] + change - b_returns[mb]) ** 2
                     value_error = torch.max(value_error, clipped_error)
-                value_loss = 0.5 * value_error.mean()
+                value_loss = value_error.mean()  # [trxl 8]
                 p_log_p = log_probs.exp() * log_probs.clamp(min=-1e9)  # 0 where an action is masked
                 entropy = -p_log_p.sum(1).mean()
                 loss = policy_loss + args.vf_coef * value_loss - ent_coef * entropy  # [core 10]

@@ -225,7 +225,6 @@ def as_ppo(file, folder, *flags, **kwargs):
         "test_core_7_advantages_are_normalized_by_minibatch",
         "test_core_7_can_be_turned_off",
         "test_core_8_clipped_surrogate",
-        "test_core_9_clipped_value_loss",
         "test_core_11_gradient_norm_is_clipped",
         "test_core_12_debug_variables",
         "test_reset_rows_are_not_learned_from",
@@ -251,6 +250,24 @@ def test_core_2_orthogonal_weights_and_zero_biases(file, tmp_path):
         assert layer.bias.abs().max() < 1e-6
 
 
+def test_core_9_and_trxl_8_the_value_loss_is_clipped_and_not_halved(file, tmp_path):
+    clipped = 0
+
+    def look(names):
+        nonlocal clipped
+        mb, rows = names["mb"], []
+        columns = names["value"], names["b_values"][mb], names["b_returns"][mb]
+        for new, old, target in zip(*(column.tolist() for column in columns), strict=True):
+            near = old + max(-0.2, min(0.2, new - old))
+            rows.append(max((new - target) ** 2, (near - target) ** 2))
+            clipped += rows[-1] > (new - target) ** 2 + 1e-6
+        assert names["value_loss"].item() == pytest.approx(np.mean(rows), rel=1e-4)
+
+    flags = (*test_ppo.SMALL, "--total-timesteps", 256, "--learning-rate", 0.02)
+    as_ppo(file, tmp_path, *flags, on_update=look)
+    assert clipped > 20, "the value must have moved far enough for the clip to matter"
+
+
 def test_core_10_one_loss_for_policy_value_and_entropy(file, tmp_path):
     """The gradient is that of the textbook loss, of real steps only, by the slow reference."""
 
@@ -266,7 +283,7 @@ def test_core_10_one_loss_for_policy_value_and_entropy(file, tmp_path):
         adv, clip = names["adv"], args.clip_coef
         gain = torch.minimum(ratio * adv, torch.clip(ratio, 1 - clip, 1 + clip) * adv)
         error = (values - names["b_returns"][mb]) ** 2
-        loss = -gain.mean() + 0.7 * error.mean() / 2 - 0.3 * policy.entropy().mean()
+        loss = -gain.mean() + 0.7 * error.mean() - 0.3 * policy.entropy().mean()
         expected = torch.autograd.grad(loss, list(agent.parameters()))
         expected = torch.cat([gradient.flatten() for gradient in expected])
         torch.testing.assert_close(flat_grad(names["agent"]), expected, atol=1e-5, rtol=1e-3)
