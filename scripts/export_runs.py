@@ -1,13 +1,15 @@
 """Export run folders to results/, as the data behind the published tables and plots.
 
-    python scripts/export_runs.py ppo runs     # from runs/ to results/ppo/<env_id>__<seed>.csv
+    python scripts/export_runs.py ppo runs        # from runs/ to results/ppo/<env_id>__<seed>.csv
+    python scripts/export_runs.py ppo runs --add  # beside other runs that results/ppo has already
 
 A CSV has one row per finished episode; of more than 2,100 episodes, it has the last 100 and 2,000
 means of those before. Every run of the file is exported. Two runs of the same environment and seed
-stop the export, and so does an unfinished run, unless --partial is given: then the run is exported
-as far as it went, and the table says so.
+stop the export; with --add, a run replaces the one that results/ has. An unfinished run stops it as
+well, unless --partial is given: then the run is exported as far as it went, and the table says so.
 """
 
+import argparse
 import csv
 import json
 import sys
@@ -46,7 +48,7 @@ def thin(episodes):
     )
 
 
-def export(algorithm, runs, partial=False):
+def export(algorithm, runs, partial=False, add=False):
     folders = {}
     for folder in find_runs(runs):
         about = read_run(folder)
@@ -61,7 +63,8 @@ def export(algorithm, runs, partial=False):
         raise SystemExit(f"{runs} has no run of {algorithm}")
 
     (RESULTS / algorithm).mkdir(exist_ok=True)
-    settings = {}
+    path = RESULTS / algorithm / "runs.json"
+    settings = json.loads(path.read_text()) if add and path.exists() else {}
     for name, folder in folders.items():
         about = read_run(folder)
         scalars, problems = read_events(folder, cache=False)
@@ -93,11 +96,14 @@ def export(algorithm, runs, partial=False):
         if about.get("dirty"):
             told["dirty"] = True
         settings[name] = told | {"packages": versions, "steps": steps}
-    (RESULTS / algorithm / "runs.json").write_text(json.dumps(settings, indent=1) + "\n")
+    path.write_text(json.dumps(settings, indent=1) + "\n")
     print(f"{len(folders)} runs in {RESULTS / algorithm}")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (3, 4) or sys.argv[3:] not in ([], ["--partial"]):
-        raise SystemExit("usage: python scripts/export_runs.py ALGORITHM RUNS_FOLDER [--partial]")
-    export(*sys.argv[1:3], partial=len(sys.argv) == 4)
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("algorithm", help="the runs' --exp-name, and the folder in results/")
+    parser.add_argument("runs", help="folder of run folders")
+    parser.add_argument("--partial", action="store_true", help="unfinished runs, too")
+    parser.add_argument("--add", action="store_true", help="keep what results/ has of other runs")
+    export(**vars(parser.parse_args()))

@@ -47,6 +47,14 @@ def test_export_takes_every_episode(results, tmp_path):
     with pytest.raises(SystemExit, match="no run of dqn"):
         export.export("dqn", folder / "runs")
 
+    (folder / "runs" / "1").rename(folder / "first")
+    export.export("ppo", folder / "runs", add=True)
+    told = json.loads((folder / "ppo" / "runs.json").read_text())
+    assert list(told) == ["CartPole-v1__1", "CartPole-v1__2"]
+    export.export("ppo", folder / "runs")
+    told = json.loads((folder / "ppo" / "runs.json").read_text())
+    assert list(told) == ["CartPole-v1__2"]
+
 
 def test_of_many_episodes_the_first_are_means(results):
     export, _, _ = results
