@@ -1,6 +1,6 @@
 #!/bin/sh
-# The runs behind the table of docs/rl-algorithms/ppo-continuous-action.md: three environments, three seeds, every
-# flag at its default.
+# The runs behind the table of docs/rl-algorithms/ppo-continuous-action.md: three environments,
+# three seeds, every flag at its default.
 exec python -m cleanrl_utils.benchmark \
     --env-ids HalfCheetah-v4 Hopper-v4 InvertedPendulum-v4 \
     --command "python cleanrl/ppo_continuous_action.py" \

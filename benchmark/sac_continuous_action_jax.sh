@@ -1,6 +1,6 @@
 #!/bin/sh
-# The runs behind the results of docs/rl-algorithms/sac-jax.md: three environments, three seeds, every
-# flag at its default.
+# The runs behind the results of docs/rl-algorithms/sac-jax.md: three environments, three seeds,
+# every flag at its default.
 exec python -m cleanrl_utils.benchmark \
     --env-ids HalfCheetah-v4 Walker2d-v4 Hopper-v4 \
     --command "python cleanrl/sac_continuous_action_jax.py" \

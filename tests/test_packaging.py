@@ -73,6 +73,16 @@ def test_header_names_what_is_imported(file):
     assert named - third_party <= unseen
 
 
+@pytest.mark.parametrize("file", ALGORITHMS, ids=lambda file: file.stem)
+def test_protocol_is_a_script(file):
+    """benchmark/ has the commands of each file's published protocol."""
+    script = ROOT / "benchmark" / f"{file.stem}.sh"
+    text = script.read_text()
+    assert f"cleanrl/{file.stem}.py" in text
+    assert max(map(len, text.splitlines())) <= 100 and '"$@"' in text
+    subprocess.run(["sh", "-n", script], check=True)
+
+
 def test_extras():
     promised = re.search(r"^EXTRAS := (.*)$", (ROOT / "Makefile").read_text(), re.M)[1].split()
     assert list(EXTRAS) == promised and len(promised) == 20

@@ -1,0 +1,7 @@
+#!/bin/sh
+# The published protocol of docs/rl-algorithms/ppo-atari-lstm.md:
+# three games, three seeds, 10M steps each, default flags, on a machine with a GPU.
+exec python -m cleanrl_utils.benchmark \
+    --env-ids PongNoFrameskip-v4 BeamRiderNoFrameskip-v4 BreakoutNoFrameskip-v4 \
+    --command "python cleanrl/ppo_atari_lstm.py" \
+    --num-seeds 3 "$@"
