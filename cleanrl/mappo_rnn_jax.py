@@ -182,7 +182,10 @@ def make_env(args):
             options["scenario" if is_smax else "layout"] = places[place]
         env = jaxmarl.make(name, **options)
     spaces = [(env.observation_space(agent), env.action_space(agent)) for agent in env.agents]
-    require(all(isinstance(actions, Discrete) for _, actions in spaces), "Discrete actions needed")
+    are_arrays = [isinstance(getattr(obs, "shape", None), tuple) for obs, _ in spaces]
+    require(all(are_arrays), "Box observations are needed")
+    are_discrete = [isinstance(actions, Discrete) for _, actions in spaces]
+    require(all(are_discrete), "Discrete actions are needed")
     kinds = {(obs.shape, actions.n) for obs, actions in spaces}
     require(len(kinds) == 1, "its agents differ in their spaces: they cannot share a network")
     return env
