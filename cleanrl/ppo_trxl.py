@@ -219,7 +219,7 @@ class Agent(nn.Module):
         """Log-probabilities of all actions, values, and what to remember of this step.
 
         age is the number of steps since the episode began. memory has the inputs of each layer at
-        the last steps: (row, step, layer, dim). Those that age does not reach are not of it.
+        the last steps: (row, step, layer, dim). Steps before the episode are masked.
         """
         steps_ago = torch.arange(memory.shape[1], -1, -1, device=age.device)
         is_visible = steps_ago <= age[:, None]  # [trxl 2]
@@ -571,7 +571,7 @@ if __name__ == "__main__":
     values = np.zeros((T + 1, N), dtype=np.float32)  # by the same pass of the network as actions
     rewards = np.zeros((T, N), dtype=np.float32)
     terminated = np.zeros((T, N), dtype=bool)
-    # row M + t is remembered of step t; the M rows above it are what step t can look at [trxl 1]
+    # row M + t is what step t remembers; step t attends to the M rows above it [trxl 1]
     memory = torch.zeros(M + T, N, args.trxl_num_layers, args.trxl_dim, device=device)
     num_iterations = args.total_timesteps // (T * N)
     reset_seed = np.random.SeedSequence((args.seed, global_step)).generate_state(1)[0]
@@ -590,7 +590,7 @@ if __name__ == "__main__":
         obs[0], is_last[0], age[0] = obs[-1], is_last[-1], age[-1]
         memory[:M] = memory[T:].clone()
         for t in range(T):
-            first = M + t - min(M, age[t].max())  # nothing before it is of these episodes
+            first = M + t - min(M, age[t].max())  # the oldest step of these episodes
             with torch.no_grad():
                 window = memory[first : M + t].transpose(0, 1)
                 step_obs, step_age = (torch.from_numpy(x[t]).to(device) for x in (obs, age))
@@ -630,8 +630,8 @@ if __name__ == "__main__":
             torch.from_numpy(x[steps, columns]).to(device)
             for x in (obs, age, actions, old_log_probs, values, advantages, returns)
         )
-        size = min(M, age[steps, columns].max())
-        b_rows = torch.from_numpy(steps[:, None] + np.arange(M - size, M)).to(device)
+        window_size = min(M, age[steps, columns].max())
+        b_rows = torch.from_numpy(steps[:, None] + np.arange(M - window_size, M)).to(device)
         b_columns = torch.from_numpy(columns[:, None]).to(device)
         agent.train()
         clipfracs = []
