@@ -36,6 +36,7 @@ from cleanrl_utils.rlops.scores import running_mean  # noqa: E402
 RESULTS = ROOT / "results"
 DOCS = ROOT / "docs" / "rl-algorithms"
 PLAN = tomllib.loads((ROOT / "scripts" / "results.toml").read_text(encoding="utf-8"))
+PEERS = {"sb3": "SB3", "sbx": "SBX", "rejax": "rejax"}  # other libraries in results/speed.json
 TABLES = {folder: about for folder, about in PLAN.items() if "kind" not in about}
 
 
@@ -125,6 +126,13 @@ def stem_of(folder):
     return max((stem for stem in stems if folder.startswith(stem)), key=len)
 
 
+def page_of(stem):
+    """The page of an algorithm file: its heading ends with the file's name."""
+    pages = sorted((ROOT / "docs" / "rl-algorithms").glob("*.md"))
+    heads = {path.name: path.read_text(encoding="utf-8").split("\n", 1)[0] for path in pages}
+    return next(name for name, head in heads.items() if head.endswith(f"({stem}.py)"))
+
+
 def evidence(folder, env_id):
     """Links to the data of a row, the command that makes the runs, their commits and a film."""
     links = [f"[data](../results/{folder})"]
@@ -141,12 +149,28 @@ def evidence(folder, env_id):
     return ", ".join(links)
 
 
+def ratios(told, peer):
+    """Of each round; those that were kept without the digits to compute them are in the entry."""
+    if peer in told.get("ratios", {}):
+        return told["ratios"][peer]
+    return [figures["ours"] / figures[peer] for figures in told["rounds"] if peer in figures]
+
+
+def speed(folder, env_id):
+    """How many times as fast as a library a file is, where docs/speed.md compares the two."""
+    for told in json.loads((RESULTS / "speed.json").read_text(encoding="utf-8")):
+        if (told["file"], told["env_id"]) == (folder, env_id):
+            peers = [peer for peer in PEERS if peer in told["rounds"][0]]
+            return ", ".join(f"{np.median(ratios(told, x)):.2f} × {PEERS[x]}" for x in peers)
+    return ""
+
+
 def overview():
     """A row for each file and environment; files without data of their own are not run."""
     lines = [
         "| file | environment | steps | seeds | return, mean ± SD | 95% interval "
-        "| v1 (upstream), mean ± SD | status | evidence |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| v1 (upstream), mean ± SD | paper | status | speed | evidence |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     stems = sorted(path.stem for path in (ROOT / "cleanrl").glob("*.py"))
     shown = set()
@@ -156,12 +180,32 @@ def overview():
         for env_id, planned, finished, _, v1, status in summarize(folder):
             values = " | ".join(describe(list(finished.values())))
             row = f"{name} | {env_id} | {in_short(planned)} | {len(finished)} | {values}"
-            lines.append(f"| {row} | {v1} | {status} | {evidence(folder, env_id)} |")
+            paper = PLAN[folder].get("paper", {}).get(env_id, "")
+            told = f"{v1} | {paper} | {status} | {speed(folder, env_id)}"
+            lines.append(f"| {row} | {told} | {evidence(folder, env_id)} |")
     for stem in stems:
         if stem not in shown:
             status = "Elo ratings" if stem in PLAN else "not run"
-            lines.append(f"| {stem} |  |  | 0 |  |  |  | {status} |  |")
+            name = f"[{stem}](rl-algorithms/{page_of(stem)})"
+            lines.append(f"| {name} |  |  | 0 |  |  |  |  | {status} |  |  |")
     return "\n".join(lines)
+
+
+def tally():
+    """Above the table: how many results match v1, and how many Atari files have results."""
+    rows = [(folder, row) for folder in TABLES for row in summarize(folder)]
+    judged = [row[-1] for _, row in rows if row[-2] != "none" and row[-1] != "partial"]
+    good = sum(status in ("better", "reproduced") for status in judged)
+    others = [f"{judged.count(x)} {x}" for x in ("inconclusive", "below") if x in judged]
+    stems = {path.stem for path in (ROOT / "cleanrl").glob("*.py") if "_atari" in path.stem}
+    done = {stem_of(folder) for folder, row in rows if row[-1] != "partial"} & stems
+    counted = f"{len(done)} of {len(stems)} Atari files have" if done else "No Atari file has"
+    return (
+        f"**{good} of {len(judged)}** results with three or more finished seeds match or exceed "
+        f"CleanRL v1's published number{'; ' * bool(others)}{' and '.join(others)}.\n"
+        f"**{counted} three finished seeds yet**: Atari's 10M-step runs are listed as partial or "
+        "not run."
+    )
 
 
 def highlights():
@@ -284,5 +328,6 @@ if __name__ == "__main__":
         )
     for folder in folders or PLAN:
         build(folder)
+    write(DOCS.parent / "results.md", "tally", tally())
     write(DOCS.parent / "results.md", "overview", overview())
     write(DOCS.parent.parent / "README.md", "highlights", highlights())

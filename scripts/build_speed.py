@@ -21,7 +21,7 @@ import matplotlib.pyplot as plt
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path += [str(ROOT), str(ROOT / "scripts")]  # so that this runs from any folder
-from build_results import write  # noqa: E402
+from build_results import ratios, write  # noqa: E402
 
 DATA = ROOT / "results" / "speed.json"
 PAGE = ROOT / "docs" / "speed.md"
@@ -49,13 +49,6 @@ def replace(measurements, new):
     """The measurements with a new one in place of that of the same file."""
     others = [told for told in measurements if told["file"] != new["file"]]
     return sorted([*others, new], key=lambda told: told["file"])
-
-
-def ratios(told, peer):
-    """Of each round; those that were kept without the digits to compute them are in the entry."""
-    if peer in told.get("ratios", {}):
-        return told["ratios"][peer]
-    return [figures["ours"] / figures[peer] for figures in told["rounds"] if peer in figures]
 
 
 def compare(measurements):

@@ -162,6 +162,7 @@ def test_one_command_rebuilds_the_docs(tmp_path, monkeypatch):
     overview = f"<!-- results: overview -->\n\n{report.overview()}\n"
     committed = (ROOT / "docs" / "results.md").read_text()
     assert overview in committed, "run: python scripts/build_results.py"
+    assert f"<!-- results: tally -->\n\n{report.tally()}\n" in committed
     highlights = f"<!-- results: highlights -->\n\n{report.highlights()}\n"
     assert highlights in (ROOT / "README.md").read_text(), "run: python scripts/build_results.py"
     assert all(f"| {stem} " in overview or f"[{stem}" in overview for stem in FILES)

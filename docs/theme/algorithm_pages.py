@@ -248,13 +248,13 @@ def tiles():
     matched = sum(status in ("better", "reproduced") for status in judged)
     speed = json.loads((ROOT / "results" / "speed.json").read_text(encoding="utf-8"))
     (ppo,) = [told for told in speed if told["file"] == "ppo"]
-    faster = median(figures["ours"] / figures["sb3"] for figures in ppo["rounds"])
+    faster = median(build_results.ratios(ppo, "sb3"))
     folders = (ROOT / "results").glob("*/runs.json")
     runs = sum(len(json.loads(path.read_text(encoding="utf-8"))) for path in folders)
     told = {
         f"{matched} of {len(judged)}": "results with three seeds or more match or exceed "
         f"[v1's published number](results.md). {state_of_atari()}",
-        f"{faster:.1f} times": "the throughput of Stable-Baselines3: "
+        f"{faster:.2f} times": "the throughput of Stable-Baselines3: "
         "[`ppo.py` on CartPole](speed.md)",
         f"{int(count_mutations()):,}": "mutations, each of which [a test must notice](trust.md)",
         f"{runs:,} runs": "published with [curve, flags, commit and versions](results.md)",

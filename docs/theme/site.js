@@ -55,6 +55,10 @@ function prepareResults(frame) {
       row.cells[column].dataset.label = head.textContent.trim();
     }
   });
+  for (const link of table.querySelectorAll("td:first-child a")) { // long names break after _
+    link.replaceChildren(...link.textContent.split(/(?<=_)/).flatMap(
+      (part, i) => i ? [document.createElement("wbr"), part] : [part]));
+  }
   const filter = document.createElement("input");
   const shown = document.createElement("span");
   filter.type = "search";
