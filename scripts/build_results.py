@@ -134,7 +134,7 @@ def page_of(stem):
 
 
 def evidence(folder, env_id):
-    """Links to the data of a row, the command that makes the runs, their commits and a film."""
+    """Links to the data of a row, the command that makes the runs, their commits and a video."""
     links = [f"[data](../results/{folder})"]
     if (ROOT / "benchmark" / f"{folder}.sh").exists():
         links.append(f"[command](../benchmark/{folder}.sh)")
@@ -145,7 +145,7 @@ def evidence(folder, env_id):
     links += [f"`{commit}`" for commit in commits]
     film = f"rl-algorithms/videos/{stem_of(folder)}__{env_id}.mp4"
     if (ROOT / "docs" / film).exists():
-        links.append(f"[film]({film})")
+        links.append(f"[video]({film})")
     return ", ".join(links)
 
 
