@@ -106,10 +106,13 @@ def add_to_navigation(name, page, parent):
 def add_to_overview(name):
     """A row of docs/results.md, where scripts/build_results.py would put it."""
     lines = (ROOT / "docs" / "results.md").read_text(encoding="utf-8").split("\n")
-    without_runs = [i for i, line in enumerate(lines) if re.match(r"\| \w+ \|  \|  \| 0 \|", line)]
-    later = [i for i in without_runs if lines[i].split()[1] > name]
+    row = re.compile(r"\| \[(\w+)\]\([\w/.-]+\) \|  \|  \| 0 \|")
+    without_runs = {i: found[1] for i, line in enumerate(lines) if (found := row.match(line))}
+    later = [i for i, other in without_runs.items() if other > name]
+    link = f"[{name}](rl-algorithms/{name.replace('_', '-')}.md)"
     lines.insert(
-        later[0] if later else without_runs[-1] + 1, f"| {name} |  |  | 0 |  |  |  | not run |  |"
+        later[0] if later else max(without_runs) + 1,
+        f"| {link} |  |  | 0 |  |  |  |  | not run |  |  |",
     )
     return "\n".join(lines)
 

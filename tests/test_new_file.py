@@ -50,7 +50,7 @@ def test_only_the_name_differs(tree):
     assert "uv run cleanrl/my_ppo.py" in new and "uv run cleanrl/ppo.py" not in new
     assert "      - my_ppo: rl-algorithms/my-ppo.md\n" in (tree / "mkdocs.yml").read_text()
     overview = (tree / "docs" / "results.md").read_text()
-    stems = re.findall(r"^\| (\w+) \|  \|  \| 0 \|", overview, re.M)
+    stems = re.findall(r"^\| \[(\w+)\]\([\w/.-]+\) \|  \|  \| 0 \|", overview, re.M)
     assert "my_ppo" in stems and stems == sorted(stems)
     code = "from cleanrl_utils.check.parent import find_parent as find, Path\n"
     code += "print(*find(Path('cleanrl/my_ppo.py').read_text()))"
