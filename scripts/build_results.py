@@ -161,7 +161,7 @@ def speed(folder, env_id):
     for told in json.loads((RESULTS / "speed.json").read_text(encoding="utf-8")):
         if (told["file"], told["env_id"]) == (folder, env_id):
             peers = [peer for peer in PEERS if peer in told["rounds"][0]]
-            return ", ".join(f"{np.median(ratios(told, x)):.2f} × {PEERS[x]}" for x in peers)
+            return ", ".join(f"{np.median(ratios(told, x)):.2f}x {PEERS[x]}" for x in peers)
     return ""
 
 
