@@ -26,6 +26,7 @@ from scipy import stats
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.lines import Line2D
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path += [str(ROOT), str(ROOT / "scripts")]  # so that this runs from any folder
@@ -246,12 +247,20 @@ def write(page, name, text):
 
 def plot(folder, path):
     data = {env_id: runs for env_id, runs in read(folder).items() if runs}
+    beside = PLAN[folder].get("beside", {})
     size = (4 * len(data), 3.2)
     figure, axes = plt.subplots(1, len(data), figsize=size, squeeze=False, layout="constrained")
     for i, (axis, (env_id, runs)) in enumerate(zip(axes[0], data.items(), strict=True)):
+        others = {name: read(name).get(env_id, {}) for name in beside}
+        lengths = [len(rows) for group in (runs, *others.values()) for rows in group.values()]
         # with 100 episodes, short runs would be all mean and no curve
-        window = min(100, *(1 + len(rows) // 8 for rows in runs.values()))
+        window = min(100, *(1 + length // 8 for length in lengths))
         plot_curves(axis, runs.values(), window, f"C{i}")
+        for name, other in others.items():
+            if other:
+                plot_curves(axis, other.values(), window, "0.45")
+                handles = [Line2D([], [], color=color) for color in (f"C{i}", "0.45")]
+                axis.legend(handles, [PLAN[folder]["label"], beside[name]], fontsize=8)
         v1 = PLAN[folder]["v1"][env_id]
         if v1 != "none":
             axis.axhline(float(v1.split(" ± ")[0]), color="black", linestyle="--", linewidth=0.9)
