@@ -107,6 +107,7 @@ def test_qdagger_1_to_qdagger_7_every_update_is_by_the_book(file, tmp_path, monk
 
     The target network moves with the updates, then with the steps; the schedule of epsilon counts
     both; the coefficient follows from the returns; actions that are not random are the best ones.
+    The teacher explored less and less.
     """
     env_id = probe(file, "RandomEnds")
     happened, run = watch(file, monkeypatch), teacher_for(env_id)
@@ -159,8 +160,11 @@ def test_qdagger_1_to_qdagger_7_every_update_is_by_the_book(file, tmp_path, monk
     before_updates(monkeypatch, look)
     flags = (*SMALL, "--offline-steps", 9, "--target-network-frequency", 4)
     flags = (*flags, "--total-timesteps", 90, "--exploration-fraction", 60 / 90, "--end-e", 0)
-    train(file, tmp_path, "--env-id", env_id, "--teacher", run, *flags)
+    names = train(file, tmp_path, "--env-id", env_id, "--teacher", run, *flags)
     monkeypatch.undo()
+    epsilons = names["epsilons"]  # of the teacher; there are 90 of its steps
+    np.testing.assert_allclose(epsilons.iterable, 1 - np.arange(0, 90, 3) / 90)
+    assert epsilons.n == 30, "and these are what it plays with"
     online = [step for step in range(39, 100, 3) if step // 6 > (step - 3) // 6]
     assert seen == [*range(9), *online] and moved[:2] == [4, 8] and len(moved) > 4
     kept = read_checkpoint(only_run(tmp_path))
@@ -225,6 +229,25 @@ def test_qdagger_1_a_teacher_that_does_not_fit_gets_one_line(file, tmp_path):
     assert "its env_id is ALE/Pong-v5, not ImageProbe" in message
 
 
+def test_qdagger_1_each_environment_plays_equally_many(file, tmp_path, monkeypatch):
+    """Or long games would count less."""
+    names = runpy.run_path(str(file))
+    args = names["Args"](env_id=probe(file, "RandomEnds"), teacher_eval_episodes=5)
+    envs = names["make_envs"](args, 2)
+    played, step = [], envs.step
+
+    def note(actions):
+        *rest, infos = step(actions)
+        for i in np.flatnonzero(infos.get("_episode", ())):
+            played.append((i, infos["episode"]["r"][i]))
+        return *rest, infos
+
+    monkeypatch.setattr(envs, "step", note)
+    returns = names["evaluate"](None, None, envs, 1.0, args)
+    expected = [[r for i, r in played if i == env][:3] for env in range(2)]
+    assert returns == expected and {len(games) for games in returns} == {3}
+
+
 @pytest.mark.parametrize(
     ("student", "expected"), [(-25, 1), (-20, 1), (-10, 0.75), (0, 0.5), (20, 0), (21, 0)]
 )
@@ -233,6 +256,12 @@ def test_qdagger_7_the_coefficient_fades(file, tmp_path, student, expected):
     returns = {"random": np.float32(-20), "teacher": np.float32(20)}
     returns["student"] = np.float32(student + 2 * np.arange(10) - 9)
     assert distill_coeff(returns) == pytest.approx(expected, abs=1e-6)
+
+
+def test_qdagger_7_a_teacher_that_is_no_better_than_random_play(file, tmp_path):
+    """Gets no weight as soon as its student is."""
+    returns = {"random": np.float32(3), "teacher": np.float32(2), "student": np.full(10, 3.5)}
+    assert runpy.run_path(str(file))["distill_coeff"](returns) == 0
 
 
 @functools.cache

@@ -210,6 +210,9 @@ def test_simba_5_simba_6_moments_of_the_run(file, tmp_path, monkeypatch):
         np.testing.assert_allclose(got["mean"], np.mean(rows, 0), rtol=1e-3, atol=1e-5)
         np.testing.assert_allclose(got["var"], np.var(rows, 0), rtol=1e-3, atol=1e-5)
     assert got["largest"] == pytest.approx(np.abs(found).max(), rel=1e-5)
+    returns, is_real = np.array([-100, 5, 900]), np.array([True, True, False])
+    got = names["observe"](names["run"]["agent"], obs, returns, is_real)["return_moments"]
+    assert got["largest"] == 100, "a magnitude, and of a step that does not only reset"
 
 
 def test_simba_5_moments_of_large_numbers(file, tmp_path):
