@@ -37,6 +37,8 @@ from cleanrl_utils.rlops.scores import running_mean  # noqa: E402
 RESULTS = ROOT / "results"
 DOCS = ROOT / "docs" / "rl-algorithms"
 PLAN = tomllib.loads((ROOT / "scripts" / "results.toml").read_text(encoding="utf-8"))
+HEADS = "environment | steps | return, mean ± SD | 95% interval | each seed"
+HEADS += " | v1 (upstream), mean ± SD | status"
 PEERS = {"sb3": "SB3", "sbx": "SBX", "rejax": "rejax"}  # other libraries in results/speed.json
 TABLES = {folder: about for folder, about in PLAN.items() if "kind" not in about}
 
@@ -102,19 +104,18 @@ def in_short(steps):
 
 
 def table(folder):
-    lines = [
-        "| environment | steps | return, mean ± SD | 95% interval | each seed "
-        "| v1 (upstream), mean ± SD | status |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    in_progress = []
+    """Final returns, without the columns that are empty; and how far the other runs are."""
+    rows, in_progress = [HEADS.split(" | ")], []
     for env_id, planned, finished, stopped, v1, status in summarize(folder):
         seeds = ", ".join(f"{final:.1f}" for final in finished.values())
-        values = " | ".join(describe(list(finished.values())))
-        lines.append(f"| {env_id} | {in_short(planned)} | {values} | {seeds} | {v1} | {status} |")
+        values = describe(list(finished.values()))
+        rows.append([env_id, in_short(planned), *values, seeds, v1, status])
         for seed, (final, steps) in stopped.items():
             how_far = f"{in_short(steps)} of {in_short(planned)}"
             in_progress.append(f"| {env_id} | {seed} | {how_far} | {final:.1f} |")
+    columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
+    lines = [f"| {' | '.join(row)} |" for row in zip(*columns, strict=True)]
+    lines.insert(1, "|" + "---|" * len(columns))
     if in_progress:
         lines += ["", "In progress, not included in the means:", ""]
         lines += ["| environment | seed | steps | return so far |", "|---|---|---|---|"]
@@ -263,7 +264,9 @@ def plot(folder, path):
                 axis.legend(handles, [PLAN[folder]["label"], beside[name]], fontsize=8)
         v1 = PLAN[folder]["v1"][env_id]
         if v1 != "none":
-            axis.axhline(float(v1.split(" ± ")[0]), color="black", linestyle="--", linewidth=0.9)
+            published = dict(color="black", linestyle="--", linewidth=0.9, label="CleanRL v1")
+            axis.axhline(float(v1.split(" ± ")[0]), **published)
+            axis.legend(fontsize="small", framealpha=0.6)
         axis.set(title=env_id, xlabel="environment steps")
         axis.grid(alpha=0.3)
     axes[0, 0].set_ylabel("episodic return")
@@ -273,10 +276,11 @@ def plot(folder, path):
 
 def plot_curves(axis, runs, window, color="C0"):
     """Each run, their mean and their standard deviation, as far as all of them go."""
+    thin = dict(alpha=0.35, linewidth=0.8) if len(runs) > 1 else {}
     for rows in runs:
         own = np.linspace(0, rows[-1, 0], 300)
         curve, seen = running_mean(rows, own, 0, window)
-        axis.plot(own[seen], curve[seen], color=color, alpha=0.35, linewidth=0.8)
+        axis.plot(own[seen], curve[seen], color=color, **thin)
     axis.xaxis.set_major_formatter(thousands)
     if len(runs) == 1:
         return

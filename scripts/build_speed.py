@@ -62,8 +62,7 @@ def compare(measurements):
 
 def table(measurements):
     lines = [
-        "| file | environment | steps/s, median | against | times as fast, median (range) | rounds "
-        "| measured |",
+        "| file | environment | steps/s | against | times as fast (range) | rounds | measured |",
         "|---|---|---|---|---|---|---|",
     ]
     for told, peer, times, rates in compare(measurements):
@@ -85,7 +84,7 @@ def draw(measurements, path):
         axis.text(max(times) + 0.05, place, f"{middle:.2f}", va="center")
     names = [f"{told['file']}.py against {peer}" for told, peer, _, _ in reversed(rows)]
     axis.set_yticks(range(len(rows)), names)
-    axis.set_xlim(0, 1.1 * max(max(times) for _, _, times, _ in rows))
+    axis.set_xlim(0, 1.16 * max(max(times) for _, _, times, _ in rows))
     axis.axvline(1, color="black", linestyle="--", linewidth=0.9)
     axis.set_xlabel("times as fast in steps per second (dashed: equally fast)")
     figure.savefig(path, dpi=110)

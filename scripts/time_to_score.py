@@ -77,8 +77,8 @@ def run_quietly(command, folder, environment):
 
 def table(measurements):
     lines = [
-        "| script | environment | score asked | score, per seed | seconds from the shell "
-        "| of which training | steps | machine | measured |",
+        "| script | environment | target | score of each seed | wall-clock time, s "
+        "| training, s | steps | machine | measured |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, told in sorted(measurements.items()):

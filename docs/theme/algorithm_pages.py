@@ -214,7 +214,8 @@ def status_table():
     stems = sorted(path.stem for path in (ROOT / "cleanrl").glob("*.py"))
     statuses = {name: headline(name)[1] for name in stems}
     rows = ["| results | files |", "|---|---|"]
-    for status in sorted(set(statuses.values())):
+    order = {"no published number": 1, "Elo ratings": 2, "partial": 3, "not run": 4}
+    for status in sorted(set(statuses.values()), key=lambda x: (order.get(x, 0), x)):
         names = [name for name in stems if statuses[name] == status]
         told = ", ".join(f"[`{name}`](code/{name}.md)" for name in names)
         rows.append(f"| {status} ({len(names)}) | {told} |")
@@ -233,8 +234,9 @@ def state_of_atari():
     """In words: what most readers want to know first."""
     stems = [path.stem for path in (ROOT / "cleanrl").glob("*.py") if "_atari" in path.stem]
     reproduced = sum("reproduced" in headline(name)[1] for name in stems)
-    told = f"{reproduced} of {len(stems)} Atari files" if reproduced else "None on Atari yet"
-    return f"{told}: [`ppo_atari.py`](rl-algorithms/ppo-atari.md) is {headline('ppo_atari')[1]}."
+    told = f"Atari: {reproduced} of {len(stems)} files" if reproduced else "No Atari file yet"
+    ours = f"[`ppo_atari.py`](rl-algorithms/ppo-atari.md) is {headline('ppo_atari')[1]}"
+    return f"{told}; {ours}.".replace("is not run", "has not been run at full length")
 
 
 def tiles():

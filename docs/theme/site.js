@@ -1,5 +1,6 @@
-// What a page does beside Material's own scripts: details open where a link leads into them, and
-// the table of results is sorted by a click on a heading and filtered by what is typed.
+// What a page does beside Material's own scripts: details open where a link leads into them, the
+// table of results is sorted by a click on a heading and filtered by what is typed, and on a phone
+// the rows of a table that is wider than the screen become blocks with a label for each cell.
 
 function openTarget() {
   const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
@@ -55,10 +56,7 @@ function prepareResults(frame) {
       row.cells[column].dataset.label = head.textContent.trim();
     }
   });
-  for (const link of table.querySelectorAll("td:first-child a")) { // long names break after _
-    link.replaceChildren(...link.textContent.split(/(?<=_)/).flatMap(
-      (part, i) => i ? [document.createElement("wbr"), part] : [part]));
-  }
+  table.querySelectorAll("td:first-child a").forEach(breakNames);
   const filter = document.createElement("input");
   const shown = document.createElement("span");
   filter.type = "search";
@@ -78,8 +76,36 @@ function prepareResults(frame) {
   update();
 }
 
+function breakNames(element) { // long names of files break after an underscore
+  element.normalize();
+  for (const node of [...element.childNodes].filter(x => x.nodeType === Node.TEXT_NODE)) {
+    const parts = node.textContent.split(/(?<=_)/);
+    node.replaceWith(...parts.flatMap((x, i) => i ? [document.createElement("wbr"), x] : [x]));
+  }
+}
+
+function stackTables() {
+  if (!matchMedia("(max-width: 60em)").matches) {
+    return;
+  }
+  for (const table of document.querySelectorAll(".md-typeset table:not([class], [data-stacked])")) {
+    const isOther = table.closest(".results, .stacked, .diff") || !table.tHead;
+    if (isOther || !table.offsetWidth || table.scrollWidth <= innerWidth - 30) {
+      continue;
+    }
+    table.dataset.stacked = "";
+    const labels = [...table.tHead.rows[0].cells].map(head => head.textContent.trim());
+    for (const row of table.tBodies[0].rows) {
+      [...row.cells].forEach((cell, column) => { cell.dataset.label = labels[column]; });
+    }
+  }
+}
+
 addEventListener("hashchange", openTarget);
+addEventListener("load", stackTables);
+document.addEventListener("toggle", stackTables, true);
 addEventListener("DOMContentLoaded", () => {
   openTarget();
+  document.querySelectorAll(".md-typeset h1").forEach(breakNames);
   document.querySelectorAll(".results").forEach(prepareResults);
 });
