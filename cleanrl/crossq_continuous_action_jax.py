@@ -86,7 +86,7 @@ class Args:
     policy_frequency: int = 3  # Q-network updates per update of the actor
 
     def check(self):
-        """Refuse what cannot work before anything is written."""
+        """Reject invalid flags before anything is written."""
         require_positive(self, "num_envs", "batch_size", "utd", "policy_frequency", "learning_rate")
         require_positive(self, "learning_starts", "checkpoint_interval", "q_width")
         require_fraction(self, "gamma")
@@ -182,7 +182,7 @@ QNetworks = nn.vmap(QNetwork, **stacked)  # two Q-networks that are computed as 
 
 
 def count_due(every, global_step, num_envs):
-    """How many multiples of every the last step of all environments has reached."""
+    """How many multiples of every the last step of all environments has passed."""
     return global_step // every - (global_step - num_envs) // every
 
 
@@ -254,7 +254,7 @@ def make_program(args, envs, key):
 
     @partial(jax.jit, donate_argnums=0)  # in place
     def remember(buffer, transitions, is_real):
-        """Add the transitions that are real: the others have rows that do not exist."""
+        """Add the real transitions; the others get a row out of range, which JAX drops."""
         rows = (buffer["added"] + jnp.cumsum(is_real) - 1) % args.buffer_size
         rows = jnp.where(is_real, rows, args.buffer_size)
         columns = {
@@ -375,7 +375,7 @@ def require_memory(num_bytes):
 
 
 def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
-    """An episode's last observation must be its own, and videos need frames."""
+    """Check the autoreset mode and, for videos, that the environment renders frames."""
     require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
     if args.capture_video:
         require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array to record")
@@ -385,7 +385,7 @@ def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
 
 @contextmanager
 def explain(attempt):
-    """Report an error inside as one line; CLEANRL_TRACEBACK=1 shows where it comes from."""
+    """Report an exception as a one-line error; CLEANRL_TRACEBACK=1 shows the traceback."""
     try:
         yield
     except Exception as error:
@@ -396,7 +396,7 @@ def explain(attempt):
 
 
 def command_line():
-    """Its words for tyro; "--cuda False", as CleanRL v1 has it, becomes --no-cuda."""
+    """The arguments for tyro; "--cuda False", as in CleanRL v1, becomes --no-cuda."""
     words = sys.argv[1:]
     for i in reversed(range(len(words) - 1)):
         name = words[i].removeprefix("--").replace("-", "_")
@@ -420,7 +420,7 @@ def parse_args():
 
 
 def load_args(folder):
-    """The flags of a run; only a larger --total-timesteps may be passed beside --resume."""
+    """The flags of a run; with --resume, only a larger --total-timesteps may be passed."""
     from pydantic import TypeAdapter
 
     run = json.loads(Path(folder, "run.json").read_text())
@@ -442,7 +442,7 @@ def seed_everything(args):
 
 
 def make_run_folder(args):
-    """runs/{env_id}__{exp_name}__{seed}__{unix time}, at a second that no other run has taken."""
+    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a time that no other run has."""
     for second in itertools.count(int(time.time())):
         name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
         folder = Path("runs", re.sub(r"[/\\:]", "-", name))
@@ -469,7 +469,7 @@ def open_run(args, device, global_step, **more):
         if args.track:
             module = importlib.import_module(TRACKER)
             if TRACKER == "wandb":
-                module.login()  # a missing login is told before anything is written
+                module.login()  # a missing login is reported before anything is written
         if args.resume:
             lock_run_folder(folder)
             run = json.loads((folder / "run.json").read_text())
@@ -557,7 +557,7 @@ def report_crash(args, folder, kind, error, traceback):
 
 
 def check_finite(args, step, **values):
-    """End the run at the first NaN or infinity, before a checkpoint holds what became of it."""
+    """End the run at the first NaN or infinity, before it reaches a checkpoint."""
     for name, value in values.items():
         finite = np.isfinite(value)
         if not finite.all():
@@ -566,7 +566,7 @@ def check_finite(args, step, **values):
 
 
 class RecordVideo(gym.wrappers.vector.RecordVideo):
-    """Episodes of the first environment, 1,000 frames at most: they are kept in memory."""
+    """Episodes of the first environment, at most 1,000 frames each, kept in memory."""
 
     def __init__(self, envs, folder, step):
         super().__init__(envs, folder, name_prefix=f"step-{step}", record_first_only=True)
@@ -578,7 +578,7 @@ class RecordVideo(gym.wrappers.vector.RecordVideo):
 
 
 def save_checkpoint(folder, state, global_step):
-    """Write aside, then rename: the checkpoint is always whole. Stops the run if interrupted."""
+    """Write a new file, then rename it: never an incomplete one. Stops if interrupted."""
     checkpoint = {"global_step": global_step} | to_state_dict(jax.device_get(state))
     checkpoint["args"] = json.loads((folder / "run.json").read_text())["args"]
     path = folder / "checkpoint.tmp"

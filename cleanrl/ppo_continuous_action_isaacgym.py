@@ -82,10 +82,10 @@ class Args:
     vf_coef: float = 2.0  # value loss coefficient
     max_grad_norm: float = 1.0  # maximum gradient norm
     target_kl: float | None = None  # stop an update early beyond this KL divergence
-    reward_scaler: float = 1.0  # factor of the rewards to learn from
+    reward_scaler: float = 1.0  # scale of the rewards for learning
 
     def check(self):
-        """Refuse what cannot work before anything is written."""
+        """Reject invalid flags before anything is written."""
         require_positive(self, "num_envs", "num_steps", "num_minibatches", "update_epochs")
         require_positive(self, "learning_rate", "clip_coef", "max_grad_norm", "checkpoint_interval")
         require_fraction(self, "gamma", "gae_lambda")
@@ -109,17 +109,17 @@ class BraxEnvs:
         from brax.spring import collisions, joints
 
         def segment_sum(x, links, num_links):
-            """Forces by links, in a fixed order also on a GPU."""
+            """Sums the forces by link, in a fixed order also on a GPU."""
             is_link = (links == jnp.arange(num_links)[:, None]) * 1.0
             return jnp.tensordot(is_link, x, 1, precision="highest")
 
         collisions.segment_sum = segment_sum
         joints.segment_sum = segment_sum
-        jax.config.update("jax_default_matmul_precision", "highest")  # physics needs all the bits
+        jax.config.update("jax_default_matmul_precision", "highest")  # physics needs full precision
         env = brax.envs.get_environment(name, backend="spring")
 
         def observe(state):
-            """Observations, rewards and ends; a simulation that has blown up is at its end."""
+            """Observations, rewards and ends; a diverged simulation terminates."""
             obs = (
                 state.obs["state"] if isinstance(state.obs, dict) else state.obs
             )  # not the critic's
@@ -172,7 +172,7 @@ class BraxEnvs:
         self.number += 1
         if (
             self.number % 16 == 1
-        ):  # to draw new episodes at each step would take as long as the step
+        ):  # drawing new episodes at each step would take as long as the step
             self.pool, _ = self.start(self.key, self.number)
         actions = self.from_dlpack(actions)
         self.world, self.answers = self.advance(  # self keeps them while PyTorch reads them
@@ -415,7 +415,7 @@ def require_memory(num_bytes):
 
 
 def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
-    """An episode's last observation must be its own, and videos need frames."""
+    """Check the autoreset mode and, for videos, that the environment renders frames."""
     require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
     if args.capture_video:
         require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array to record")
@@ -425,7 +425,7 @@ def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
 
 @contextmanager
 def explain(attempt):
-    """Report an error inside as one line; CLEANRL_TRACEBACK=1 shows where it comes from."""
+    """Report an exception as a one-line error; CLEANRL_TRACEBACK=1 shows the traceback."""
     try:
         yield
     except Exception as error:
@@ -436,7 +436,7 @@ def explain(attempt):
 
 
 def command_line():
-    """Its words for tyro; "--cuda False", as CleanRL v1 has it, becomes --no-cuda."""
+    """The arguments for tyro; "--cuda False", as in CleanRL v1, becomes --no-cuda."""
     words = sys.argv[1:]
     for i in reversed(range(len(words) - 1)):
         name = words[i].removeprefix("--").replace("-", "_")
@@ -460,7 +460,7 @@ def parse_args():
 
 
 def load_args(folder):
-    """The flags of a run; only a larger --total-timesteps may be passed beside --resume."""
+    """The flags of a run; with --resume, only a larger --total-timesteps may be passed."""
     from pydantic import TypeAdapter
 
     run = json.loads(Path(folder, "run.json").read_text())
@@ -485,7 +485,7 @@ def seed_everything(args):
 
 
 def make_run_folder(args):
-    """runs/{env_id}__{exp_name}__{seed}__{unix time}, at a second that no other run has taken."""
+    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a time that no other run has."""
     for second in itertools.count(int(time.time())):
         name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
         folder = Path("runs", re.sub(r"[/\\:]", "-", name))
@@ -512,7 +512,7 @@ def open_run(args, device, global_step, **more):
         if args.track:
             tracker = importlib.import_module(TRACKER)
             if TRACKER == "wandb":
-                tracker.login()  # a missing login is told before anything is written
+                tracker.login()  # a missing login is reported before anything is written
         if args.resume:
             lock_run_folder(folder)
             run = json.loads((folder / "run.json").read_text())
@@ -552,7 +552,7 @@ def open_run(args, device, global_step, **more):
 
 
 class TrackioWriter(SummaryWriter):
-    """TensorBoard's scalars for Trackio, too; Weights & Biases reads them itself."""
+    """Sends TensorBoard's scalars to Trackio, too; Weights & Biases reads them itself."""
 
     def add_scalar(self, name, value, step):
         super().add_scalar(name, value, step)
@@ -573,7 +573,7 @@ def report_crash(args, folder, kind, error, traceback):
 
 
 def check_finite(args, step, **values):
-    """End the run at the first NaN or infinity, before a checkpoint holds what became of it."""
+    """End the run at the first NaN or infinity, before it reaches a checkpoint."""
     for name, value in values.items():
         finite = np.isfinite(value)
         if not finite.all():
@@ -582,7 +582,7 @@ def check_finite(args, step, **values):
 
 
 class RecordVideo(gym.wrappers.vector.RecordVideo):
-    """Episodes of the first environment, 1,000 frames at most: they are kept in memory."""
+    """Episodes of the first environment, at most 1,000 frames each, kept in memory."""
 
     def __init__(self, envs, folder, step):
         super().__init__(envs, folder, name_prefix=f"step-{step}", record_first_only=True)
@@ -602,7 +602,7 @@ def log_videos(folder, logged, global_step):
 
 
 def save_checkpoint(folder, modules, global_step):
-    """Write aside, then rename: the checkpoint is always whole. Stops the run if interrupted."""
+    """Write a new file, then rename it: never an incomplete one. Stops if interrupted."""
     checkpoint = {name: module.state_dict() for name, module in modules.items()}
     checkpoint["args"] = json.loads((folder / "run.json").read_text())["args"]
     checkpoint["global_step"] = global_step

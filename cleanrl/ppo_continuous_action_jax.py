@@ -77,7 +77,7 @@ class Args:
 
     env_id: str = "brax/ant"  # brax/... or playground/...; module:id imports the module first
     physics: str | None = None  # Brax: spring, positional, generalized, mjx; Playground: jax, warp
-    episode_length: int | None = None  # steps of an episode if not the environment's own limit
+    episode_length: int | None = None  # maximum episode length, if not the environment's own
     total_timesteps: int = 50_000_000  # environment steps of the whole run
     learning_rate: float = 3e-4  # initial learning rate of Adam
     num_envs: int = 4096  # parallel environments
@@ -95,7 +95,7 @@ class Args:
     max_grad_norm: float = 0.5  # maximum gradient norm
 
     def check(self):
-        """Refuse what cannot work before anything is written."""
+        """Reject invalid flags before anything is written."""
         require_positive(self, "num_envs", "num_steps", "num_minibatches", "update_epochs")
         require_positive(self, "learning_rate", "clip_coef", "max_grad_norm", "checkpoint_interval")
         require_positive(self, "num_seeds", "log_interval")
@@ -196,7 +196,7 @@ LARGEST = 1e5  # observation or reward of a robot; one of 1e6 would outweigh all
 def look(state):
     """Observation, reward and termination of environments in this state.
 
-    If the simulation blows up, the episode terminates with a reward of 0 [physics 3]."""
+    If the simulation diverges, the episode terminates with a reward of 0 [physics 3]."""
     obs = state.obs
     if isinstance(obs, dict):
         obs = obs["state"]  # the rest is meant for a critic that sees more than the policy
@@ -421,7 +421,7 @@ def make_program(args, env, max_episode_steps):
 
     def collect(run, noise_key, place_key, reset_key):
         """A rollout. New episodes start from a pool of states, drawn once per rollout [physics 2]:
-        to reset all environments at each step would take as long as to step them."""
+        resetting all environments at each step would take as long as stepping them."""
         noise = jax.random.normal(noise_key, (T, N, env.action_size))
         pool = jax.tree.leaves(jax.vmap(env.reset)(jax.random.split(reset_key, N)))
         shifts = jax.random.randint(place_key, (T, 1), 0, N)  # ends at one step: other states
@@ -651,7 +651,7 @@ def require_memory(num_bytes):
 
 
 def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
-    """An episode's last observation must be its own, and videos need frames."""
+    """Check the autoreset mode and, for videos, that the environment renders frames."""
     require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
     if args.capture_video:
         require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array to record")
@@ -661,7 +661,7 @@ def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
 
 @contextmanager
 def explain(attempt):
-    """Report an error inside as one line; CLEANRL_TRACEBACK=1 shows where it comes from."""
+    """Report an exception as a one-line error; CLEANRL_TRACEBACK=1 shows the traceback."""
     try:
         yield
     except Exception as error:
@@ -672,7 +672,7 @@ def explain(attempt):
 
 
 def command_line():
-    """Its words for tyro; "--cuda False", as CleanRL v1 has it, becomes --no-cuda."""
+    """The arguments for tyro; "--cuda False", as in CleanRL v1, becomes --no-cuda."""
     words = sys.argv[1:]
     for i in reversed(range(len(words) - 1)):
         name = words[i].removeprefix("--").replace("-", "_")
@@ -696,7 +696,7 @@ def parse_args():
 
 
 def load_args(folder):
-    """The flags of a run; only a larger --total-timesteps may be passed beside --resume."""
+    """The flags of a run; with --resume, only a larger --total-timesteps may be passed."""
     from pydantic import TypeAdapter
 
     run = json.loads(Path(folder, "run.json").read_text())
@@ -718,7 +718,7 @@ def seed_everything(args):
 
 
 def make_run_folder(args):
-    """runs/{env_id}__{exp_name}__{seed}__{unix time}, at a second that no other run has taken."""
+    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a time that no other run has."""
     for second in itertools.count(int(time.time())):
         name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
         folder = Path("runs", re.sub(r"[/\\:]", "-", name))
@@ -745,7 +745,7 @@ def open_run(args, device, global_step, **more):
         if args.track:
             module = importlib.import_module(TRACKER)
             if TRACKER == "wandb":
-                module.login()  # a missing login is told before anything is written
+                module.login()  # a missing login is reported before anything is written
         if args.resume:
             lock_run_folder(folder)
             run = json.loads((folder / "run.json").read_text())
@@ -833,7 +833,7 @@ def report_crash(args, folder, kind, error, traceback):
 
 
 def check_finite(args, step, **values):
-    """End the run at the first NaN or infinity, before a checkpoint holds what became of it."""
+    """End the run at the first NaN or infinity, before it reaches a checkpoint."""
     for name, value in values.items():
         finite = np.isfinite(value)
         if not finite.all():
@@ -842,7 +842,7 @@ def check_finite(args, step, **values):
 
 
 class RecordVideo(gym.wrappers.vector.RecordVideo):
-    """Episodes of the first environment, 1,000 frames at most: they are kept in memory."""
+    """Episodes of the first environment, at most 1,000 frames each, kept in memory."""
 
     def __init__(self, envs, folder, step):
         super().__init__(envs, folder, name_prefix=f"step-{step}", record_first_only=True)
@@ -854,7 +854,7 @@ class RecordVideo(gym.wrappers.vector.RecordVideo):
 
 
 def save_checkpoint(folder, state, global_step):
-    """Write aside, then rename: the checkpoint is always whole. Stops the run if interrupted."""
+    """Write a new file, then rename it: never an incomplete one. Stops if interrupted."""
     checkpoint = {"global_step": global_step} | to_state_dict(jax.device_get(state))
     checkpoint["args"] = json.loads((folder / "run.json").read_text())["args"]
     path = folder / "checkpoint.tmp"
@@ -917,7 +917,7 @@ if __name__ == "__main__":
     use_gpu = args.cuda and num_inputs >= 2**6
     device = jax.devices()[0] if use_gpu else jax.devices("cpu")[0]
     jax.config.update("jax_default_device", device)
-    jax.config.update("jax_default_matmul_precision", "highest")  # physics needs all bits of a GPU
+    jax.config.update("jax_default_matmul_precision", "highest")  # physics needs full precision
     keys = jnp.stack([seed_everything(run_args) for run_args in all_args])
     init_all = partial(jax.lax.map, init)  # vectorized, QR may hang on few cores
     quickly = {"xla_backend_optimization_level": 0}  # compiled, as it runs only once
@@ -934,7 +934,7 @@ if __name__ == "__main__":
     length = max(n for n in lengths if num_iterations % n == 0 and iteration % n == 0)
 
     def train_run(values, run):
-        """A call for one run; its length is fixed, since another would be compiled anew."""
+        """A call for one run; its length is fixed, so that it is compiled only once."""
         _, train = make_program(replace(args, **values), env, max_episode_steps)
         run, metrics, checked, episodes = train(run, length)
         if num_runs > 1:  # each episode of many runs would be too much to log

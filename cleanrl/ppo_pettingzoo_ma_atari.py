@@ -86,11 +86,11 @@ class Args:
     target_kl: float | None = None  # stop an update early beyond this KL divergence
 
     elo_games: int = 24  # games that rate each checkpoint; 0 for no ratings
-    elo_steps: int = 500  # steps after which the player in the lead wins such a game
+    elo_steps: int = 500  # steps after which the leading player wins a rating game
     elo_players: int = 8  # checkpoints to keep as opponents, besides the random player
 
     def check(self):
-        """Refuse what cannot work before anything is written."""
+        """Reject invalid flags before anything is written."""
         require_positive(self, "num_envs", "num_steps", "num_minibatches", "update_epochs")
         require_positive(self, "learning_rate", "clip_coef", "max_grad_norm", "checkpoint_interval")
         require_fraction(self, "gamma", "gae_lambda")
@@ -299,7 +299,7 @@ class League:
 
     @torch.no_grad()
     def play(self, arena, seats, max_steps):
-        """The scores of one game each, or of its first steps, by the players in these seats."""
+        """The scores of one game each, or of its first steps, with these players in these seats."""
         device = next(self.agent.parameters()).device
         obs, _ = arena.reset()
         scores = np.zeros(len(seats))
@@ -398,7 +398,7 @@ def require_memory(num_bytes):
 
 
 def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
-    """An episode's last observation must be its own, and videos need frames."""
+    """Check the autoreset mode and, for videos, that the environment renders frames."""
     require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
     if args.capture_video:
         require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array to record")
@@ -408,7 +408,7 @@ def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
 
 @contextmanager
 def explain(attempt):
-    """Report an error inside as one line; CLEANRL_TRACEBACK=1 shows where it comes from."""
+    """Report an exception as a one-line error; CLEANRL_TRACEBACK=1 shows the traceback."""
     try:
         yield
     except Exception as error:
@@ -419,7 +419,7 @@ def explain(attempt):
 
 
 def command_line():
-    """Its words for tyro; "--cuda False", as CleanRL v1 has it, becomes --no-cuda."""
+    """The arguments for tyro; "--cuda False", as in CleanRL v1, becomes --no-cuda."""
     words = sys.argv[1:]
     for i in reversed(range(len(words) - 1)):
         name = words[i].removeprefix("--").replace("-", "_")
@@ -443,7 +443,7 @@ def parse_args():
 
 
 def load_args(folder):
-    """The flags of a run; only a larger --total-timesteps may be passed beside --resume."""
+    """The flags of a run; with --resume, only a larger --total-timesteps may be passed."""
     from pydantic import TypeAdapter
 
     run = json.loads(Path(folder, "run.json").read_text())
@@ -468,7 +468,7 @@ def seed_everything(args):
 
 
 def make_run_folder(args):
-    """runs/{env_id}__{exp_name}__{seed}__{unix time}, at a second that no other run has taken."""
+    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a time that no other run has."""
     for second in itertools.count(int(time.time())):
         name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
         folder = Path("runs", re.sub(r"[/\\:]", "-", name))
@@ -495,7 +495,7 @@ def open_run(args, device, global_step, **more):
         if args.track:
             tracker = importlib.import_module(TRACKER)
             if TRACKER == "wandb":
-                tracker.login()  # a missing login is told before anything is written
+                tracker.login()  # a missing login is reported before anything is written
         if args.resume:
             lock_run_folder(folder)
             run = json.loads((folder / "run.json").read_text())
@@ -535,7 +535,7 @@ def open_run(args, device, global_step, **more):
 
 
 class TrackioWriter(SummaryWriter):
-    """TensorBoard's scalars for Trackio, too; Weights & Biases reads them itself."""
+    """Sends TensorBoard's scalars to Trackio, too; Weights & Biases reads them itself."""
 
     def add_scalar(self, name, value, step):
         super().add_scalar(name, value, step)
@@ -556,7 +556,7 @@ def report_crash(args, folder, kind, error, traceback):
 
 
 def check_finite(args, step, **values):
-    """End the run at the first NaN or infinity, before a checkpoint holds what became of it."""
+    """End the run at the first NaN or infinity, before it reaches a checkpoint."""
     for name, value in values.items():
         finite = np.isfinite(value)
         if not finite.all():
@@ -565,7 +565,7 @@ def check_finite(args, step, **values):
 
 
 class RecordVideo(gym.wrappers.vector.RecordVideo):
-    """Episodes of the first environment, 1,000 frames at most: they are kept in memory."""
+    """Episodes of the first environment, at most 1,000 frames each, kept in memory."""
 
     def __init__(self, envs, folder, step):
         super().__init__(envs, folder, name_prefix=f"step-{step}", record_first_only=True)
@@ -585,7 +585,7 @@ def log_videos(folder, logged, global_step):
 
 
 def save_checkpoint(folder, modules, global_step):
-    """Write aside, then rename: the checkpoint is always whole. Stops the run if interrupted."""
+    """Write a new file, then rename it: never an incomplete one. Stops if interrupted."""
     checkpoint = {name: module.state_dict() for name, module in modules.items()}
     checkpoint["args"] = json.loads((folder / "run.json").read_text())["args"]
     checkpoint["global_step"] = global_step
@@ -635,7 +635,7 @@ def restore_checkpoint(args, modules):
 
 
 class RecordGames(RecordVideo):
-    """Videos of whole games, also of those in which the first player is out before the end."""
+    """Videos of full games, also if the first player is out before the end."""
 
     def step(self, actions):
         *answers, infos = super().step(actions)
