@@ -61,7 +61,7 @@ class Args:
     episodes: int = 10  # episodes to play
     seed: int = 1000  # seed of the environments and of the sampled actions
     epsilon: float = 0.0  # probability of a random action, for agents that explored that way
-    deterministic: bool = False  # take the most likely action where the policy samples
+    deterministic: bool = False  # take the most likely action instead of sampling
     render: Literal["human"] | None = None  # open a window
     video: bool = False  # record every episode to the run's videos/
     grid: bool = False  # instead, one video of several runs, checkpoints or a run's snapshots
@@ -132,7 +132,7 @@ def import_algorithm(name, file=None):
     """The names of an algorithm file. A stranger's file is never run, only ours of that name."""
     file = file or ALGORITHMS / Path(str(name)).name
     if not file.is_file():
-        raise SystemExit(f"there is no {file}: say with --file which algorithm file made this run")
+        raise SystemExit(f"there is no {file}: pass the algorithm file of this run with --file")
     with explain(f"import {file.name}"):
         try:
             return runpy.run_path(str(file))
@@ -501,12 +501,12 @@ def find_words(args):
     """The runs that the command line names: the words, a model of the Hub, or the newest run."""
     if args.exp_name is not None:
         if args.run or args.env_id is None:
-            raise SystemExit("--exp-name needs --env-id, and stands for the run: give no other")
+            raise SystemExit("--exp-name needs --env-id and replaces the run: do not pass both")
         from cleanrl_utils.hub import repo_name
 
         return [f"hf://{args.hf_entity}/{repo_name(args.env_id, args.exp_name, args.run_seed)}"]
     if len(args.run) > 1 and not (args.grid or args.snapshots):
-        raise SystemExit("give one run: only --grid and --snapshots take several")
+        raise SystemExit("pass one run: only --grid and --snapshots accept several")
     if args.run:
         return args.run
     with explain("find the newest run"):

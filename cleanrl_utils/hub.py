@@ -99,7 +99,7 @@ def asking_the_hub(attempt):
         status = e.response.status_code
         reason = f"the Hub answered {status}: {e.server_message or one_line(e)}"
         if status in (401, 403):
-            reason = f"the Hub says that you may not: {login}, with a token that can write"
+            reason = f"the Hub denied access: {login}, with a token that can write"
     except (errors.HTTPError, errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError) as e:
         reason = one_line(e)
         if not isinstance(e.__cause__, errors.HfHubHTTPError):  # an answer, if a bad one
@@ -470,10 +470,10 @@ def read_public(repo_id, folder):
         needs = f"it should be called ENV_ID-{exp_name}-seedN and have one .cleanrl_model"
         raise SystemExit(f"cannot tell what {repo_id} is: {needs}")
     if exp_name in NO_NORMALIZER:
-        problem = f"models of the public {exp_name}.py come without their observation normalizer"
+        problem = f"models of CleanRL v1's {exp_name}.py come without their observation normalizer"
         raise SystemExit(f"cannot play {repo_id}: {problem}")
     if exp_name not in PUBLIC_TORCH and exp_name not in PUBLIC_JAX:
-        problem = f"no file of ours has the networks of the public {exp_name}.py"
+        problem = f"no file has the networks of CleanRL v1's {exp_name}.py"
         raise SystemExit(f"cannot play {repo_id}: {problem}")
     try:
         checkpoint = (public_torch if exp_name in PUBLIC_TORCH else public_jax)(exp_name, path)

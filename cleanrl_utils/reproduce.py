@@ -40,13 +40,13 @@ def commands(run_folder):
         yield f"# there is no cleanrl/{file} in this checkout: the commit must have it, or you"
     if ":" in str(args["env_id"]):
         module = "the part of the environment's id before the colon is a module"
-        yield f"# beware: {module} that the run imports"
+        yield f"# warning: {module} that the run imports"
     # the first command needs uv: without it, nothing happens
     yield f"uv venv --clear --python {run['python']} {environment}"
     if commit:
         yield f"test -d {folder}/code || git worktree add --detach {folder}/code {commit}"
         if run.get("dirty"):
-            yield f"# beware: {file} may differ from that commit: the run kept a copy in its folder"
+            yield f"# warning: {file} may differ from that commit: the run folder has a copy"
     else:
         yield "# the run was not made in a git checkout, so that its code is not known"
     if left_out := len(run["packages"]) - len(versions):

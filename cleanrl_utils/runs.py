@@ -109,7 +109,7 @@ def to_words(name, value):
     values = value if isinstance(value, list) else [value]
     for part in values:
         known = isinstance(part, str | int | float) and not isinstance(part, bool)
-        require(known, f"{name} is of no known type")
+        require(known, f"{name} has an unknown type")
     values = [require_printable(str(part), name) for part in values]
     if len(values) == 1 and values[0].startswith("-"):  # or it would be read as a flag
         return [f"--{flag}={values[0]}"]

@@ -69,9 +69,9 @@ class Args:
     ranges: tuple[str, ...] = ()  # returns that count as 0 and 1, as in CartPole-v1=0,500
     delta: float = 0.05  # smallest difference of normalized scores that matters
     alpha: float = 0.05  # probability of a wrong verdict, however often the trial looks
-    first_seed: int = 1  # of the seeds, which are counted up from it
+    first_seed: int = 1  # the first seed
     seeds_per_program: int = 8  # seeds that train in one program, where both files have --num-seeds
-    lock: Path | None = None  # measure what this lock.json says; give no flags from --env-ids on
+    lock: Path | None = None  # continue the trial of this lock.json; pass none of the flags above
     budget: str = "20m"  # wall-clock time of this call, as in 90s, 20m or 2h
     workers: int = os.cpu_count() or 1  # runs at once
     trials: Path = Path("trials")  # folder of the locks and the runs

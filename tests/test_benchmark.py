@@ -293,7 +293,7 @@ def test_runs_that_fail_alike_end_the_benchmark(here):
     Path("broken.py").write_text("raise ValueError('seed 3')")
     done = bench("python broken.py", "--num-seeds", 20)
     assert done.returncode == 1 and count("started") in (3, 4)
-    line = "stopped: the first 3 runs failed alike: ValueError: seed 3"
+    line = "stopped: the first 3 runs failed with the same error: ValueError: seed 3"
     assert done.stderr.splitlines() == [line]
     assert done.stdout.splitlines()[-1].endswith("0 of 20 done, 20 queued, 0 running, 0 failed")
 
@@ -405,7 +405,7 @@ def test_yaml_of_the_docs(here):
     ("text", "flags", "why"),
     [
         ("command: [", [], "cannot read mine.yaml: while parsing a flow node"),
-        ("- x", [], "cannot read mine.yaml: it is no list of `flag: value`"),
+        ("- x", [], "cannot read mine.yaml: it is not a list of `flag: value`"),
         ("seeds: 3", [], "Unrecognized options: --seeds=3|Unrecognized options: --seeds"),
         ("num_seeds: ten", [], "Error parsing --num-seeds: invalid literal"),
         ("command: python walk.py", ["--grid", "steps"], "--grid steps: write NAME=VALUE,VALUE"),
@@ -491,7 +491,7 @@ def test_a_signal_ends_everything_and_the_same_command_goes_on(here, number):
     _, said = runner.communicate(timeout=30)
     assert (
         runner.returncode == 128 + number
-        and f"stopped by {number.name}: the same command goes on" in said
+        and f"stopped by {number.name}: repeat the command to continue" in said
     )
     assert processes_here() == [], "children, and theirs, are gone"
     assert count("started") == count("cut") == 2 and count("done") == 0
@@ -595,7 +595,7 @@ def test_what_lives_on_without_a_watcher_is_ended_first(here):
         "the second, and its watcher"
     )
     with (
-        pytest.raises(SystemExit, match="another process is still at this run"),
+        pytest.raises(SystemExit, match="another process is still working on this run"),
         log.open("ab") as file,
     ):
         task.wait_for_lock(file, [], False, patience=1)
@@ -1015,12 +1015,10 @@ def test_slurm_template_with_the_known_fields(slurm):
 def test_slurm_that_refuses_is_one_line(slurm):
     Path("odd.slurm").write_text("#!/bin/bash\n#SBATCH --partition={{partition}}\n{{command}}\n")
     odd = bench("python walk.py", "--slurm-template-path", "odd.slurm", *slurm)
-    assert (
-        odd.returncode == 1 and odd.stderr == "odd.slurm has fields that are not known: partition\n"
-    )
+    assert odd.returncode == 1 and odd.stderr == "odd.slurm has unknown fields: partition\n"
     done = bench("python walk.py", "--num-seeds", 1, "--slurm-gpus-per-task", 1, *slurm)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
-    assert done.stderr.startswith("Slurm does not take the job: ") and not list(
+    assert done.stderr.startswith("Slurm rejected the job: ") and not list(
         Path("runs").glob("*/run.json")
     )
 

@@ -71,7 +71,7 @@ def test_mistakes_are_named(mistake, tmp_path, monkeypatch):
     ("old", "new", "outcome", "seen"),
     [
         ("sample(log_probs)", "draw(log_probs)", "not there", "the file has no sample"),
-        ("total_timesteps", "total_steps", "not there", "refused: --total-timesteps"),
+        ("total_timesteps", "total_steps", "not there", "rejected: --total-timesteps"),
         ("log_probs.exp()", "log_probs.exp().nothing", "broken", "has no attribute 'nothing'"),
         ("T, N = args", "T, N = sys.exit('no luck') or args", "broken", "stops: no luck"),
     ],
@@ -187,7 +187,7 @@ def test_details_are_judged_by_their_tests():
 
 
 def test_a_missing_next_value_is_not_taken_for_a_missing_truncation():
-    reasons = "1 is 0, right is 0.5: " + explain.NO_NEXT_VALUE, "right is 2: " + explain.CUT_AS_END
+    reasons = "1 is 0, should be 0.5: " + explain.NO_NEXT_VALUE, "right is 2: " + explain.CUT_AS_END
     records = [
         {"test": "test_values_of_probes", "id": "x[y]", "outcome": "broken", "seen": seen}
         for seen in reasons
@@ -372,7 +372,7 @@ def test_published_runs_are_inside_their_own_bands():
 
 
 @pytest.mark.parametrize(
-    ("name", "start", "count"), [("check", "cleanrl/my_ppo.py grew", 20), ("trial", "lock: ", 8)]
+    ("name", "start", "count"), [("check", "cleanrl/my_ppo.py is based", 20), ("trial", "lock: ", 8)]
 )
 def test_the_page_shows_the_report(name, start, count):
     """docs/idea-to-evidence.md has lines of the picture beside them, scripts/draw_terminal.py's."""

@@ -351,8 +351,8 @@ EVIL = b"from pathlib import Path\nPath('owned').touch()\n"
             lambda: {"model.safetensors": save_numpy({"agent": np.zeros(3)})},
             "cannot rebuild the agent",
         ),
-        (lambda: {"run.json": about(file="evil.py"), "evil.py": EVIL}, "say with --file"),
-        (lambda: {"run.json": about(file="../evil.py"), "evil.py": EVIL}, "say with --file"),
+        (lambda: {"run.json": about(file="evil.py"), "evil.py": EVIL}, "with --file"),
+        (lambda: {"run.json": about(file="../evil.py"), "evil.py": EVIL}, "with --file"),
         (
             lambda: {"run.json": about(args={"env_id": "evil:CartPole-v1"}), "evil.py": EVIL},
             "--env-id evil:CartPole-v1",
@@ -361,7 +361,7 @@ EVIL = b"from pathlib import Path\nPath('owned').touch()\n"
         (lambda: {"run.json": about(args={"no_such_flag": 1})}, "no_such_flag"),
         (lambda: {"run.json": about(args={"env_id": ["CartPole-v1"]})}, "cannot rebuild the agent"),
         # flags of other types do not
-        (lambda: {"run.json": about(args={"env_id": {"id": "CartPole-v1"}})}, "of no known type"),
+        (lambda: {"run.json": about(args={"env_id": {"id": "CartPole-v1"}})}, "has an unknown type"),
         (lambda: {"run.json": about(args={"x; touch owned": 1})}, "is not the name of a flag"),
         (lambda: {"run.json": about(args={"exp_name": "a\x1b[2J"})}, "is not plain text"),
     ],
@@ -423,7 +423,7 @@ def test_huge_files_are_not_pushed(run, repo, monkeypatch, capsys):
     [
         (
             lambda patch: patch.setenv("HF_TOKEN", "hf_wrong"),
-            f"cannot push to {NAME}: the Hub says that you may not: log in with `hf auth login`",
+            f"cannot push to {NAME}: the Hub denied access: log in with `hf auth login`",
         ),
         (
             lambda patch: patch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9"),
@@ -443,7 +443,7 @@ def test_push_that_fails(run, monkeypatch, change, words):
 def test_entities_and_repositories_that_are_not_there(run, tmp_path):
     with pytest.raises(
         SystemExit,
-        match="cannot push to other/CartPole-v1-ppo-seed1: the Hub says that you may not",
+        match="cannot push to other/CartPole-v1-ppo-seed1: the Hub denied access",
     ):
         hub.push(run, "other", episodes=3)
     with pytest.raises(SystemExit, match="cannot find me/nothing: the Hub has no such repository"):
@@ -677,8 +677,8 @@ def test_public_ppo_has_our_names(run, tmp_path):
     ("exp_name", "words"),
     [
         ("ppo_continuous_action", "come without their observation normalizer"),
-        ("ppo_atari_envpool_xla_jax_scan", "no file of ours has the networks"),
-        ("qdagger_dqn_atari_impalacnn", "no file of ours has the networks"),
+        ("ppo_atari_envpool_xla_jax_scan", "no file has the networks"),
+        ("qdagger_dqn_atari_impalacnn", "no file has the networks"),
     ],
 )
 def test_public_models_that_cannot_be_played(exp_name, words, tmp_path):

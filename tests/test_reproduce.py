@@ -352,7 +352,7 @@ ARGS = {"env_id": "CartPole-v1", "seed": 1, "exp_name": "ppo"}
         (dict(args=ARGS | {"x": "a\nb"}), "x is not plain text"),
         (dict(args=ARGS | {"x": "\x1b[2J"}), "x is not plain text"),
         (dict(args=ARGS | {"x": "\u202e"}), "x is not plain text"),
-        (dict(args=ARGS | {"x": {}}), "x is of no known type"),
+        (dict(args=ARGS | {"x": {}}), "x has an unknown type"),
         (dict(tags=["a\ntouch owned"]), "a tag is not plain text"),
         (dict(tags=[1]), "a tag is not plain text"),
         (dict(tags=3), "TypeError"),
@@ -402,7 +402,7 @@ def test_what_to_know_is_said(tmp_path):
     assert (
         "# there is no cleanrl/mine.py in this checkout: the commit must have it, or you" in lines
     )
-    beware = "# beware: the part of the environment's id before the colon "
+    beware = "# warning: the part of the environment's id before the colon "
     assert f"{beware}is a module that the run imports" in lines
     assert "# the run was not made in a git checkout, so that its code is not known" in lines
     assert not [line for line in lines if "git " in line and line[0] != "#"]
@@ -414,4 +414,4 @@ def test_uncommitted_changes_are_said(tmp_path):
     clean = list(reproduce.commands(write(tmp_path, sha256="0" * 64, dirty=False)))
     dirty = list(reproduce.commands(write(tmp_path, sha256="0" * 64, dirty=True)))
     (warning,) = set(dirty) - set(clean)
-    assert warning.startswith("# beware: ppo.py may differ from that commit")
+    assert warning.startswith("# warning: ppo.py may differ from that commit")

@@ -264,7 +264,7 @@ def test_every_run_that_does_not_count_is_named(two_sides):
     assert "note: ppo v1: short got to step 9,000 of 20,000" in notes
     assert "note: ppo v1: empty has no charts/episodic_return: left out\n" in notes
     assert (
-        "note: ppo v1: diverged diverged: a return at step 19,933 is no number: left out\n" in notes
+        "note: ppo v1: diverged diverged: a return at step 19,933 is not a number: left out\n" in notes
     )
     assert (
         "note: ppo v1: first-try is an earlier run of the same seed as "
@@ -311,7 +311,7 @@ def test_runs_of_different_settings_are_compared_apart_and_named(tmp_path):
     assert rows == {f"ppo total_timesteps={steps}": "1" for steps in (5000, 20_000, 10_000)}
     assert (
         "note: ppo: its runs differ in total_timesteps (5000, 20000, 10000), learning_rate "
-        "(0.00025, 0.0025), num_envs (none, 8): they are compared apart\n" in done.stderr
+        "(0.00025, 0.0025), num_envs (none, 8): they are compared separately\n" in done.stderr
     )
     shutil.rmtree(runs)
     for norm_adv in (True, False):
@@ -370,7 +370,7 @@ def test_a_lower_loss_is_better_and_has_its_name(tmp_path):
     make_run(tmp_path / "more", 1, curve(1), metric="charts/episodic_length")
     words = "--runs more --metric charts/episodic_length".split()
     done = rlops(tmp_path, *words)
-    said = "charts/episodic_length: say with --direction which is better, higher or lower\n"
+    said = "charts/episodic_length: pass --direction higher or lower\n"
     assert done.stderr == said
     assert rlops(tmp_path, *words, "--direction", "lower").returncode == 0
 
@@ -594,7 +594,7 @@ def test_atari_is_measured_by_random_play_and_humans(tmp_path):
             "no run of ppo nope in runs: there is ppo v1, ppo v2, ppo v3",
         ),
         ("--exp-name ppo --filters ppo", "give --filters, or --exp-name and --tags, not both"),
-        ("--tags v1", "--tags needs --exp-name: whose runs?"),
+        ("--tags v1", "--tags needs --exp-name"),
         (
             "--filters ppo?tag=v1 ppo?tag=v1",
             "two sides are called ppo v1: tell them apart with cl=",

@@ -22,34 +22,34 @@ class Args:
     # what to run, without --env-id and --seed; several make a matrix
     command: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     env_ids: tuple[str, ...] = ()  # environments to run it on (its own default if none is given)
-    num_seeds: int = 3  # how many seeds of each
-    start_seed: int = 1  # the first of them
+    num_seeds: int = 3  # number of seeds
+    start_seed: int = 1  # the first seed
     grid: tuple[str, ...] = ()  # all combinations of flags: learning_rate=1e-4,3e-4 num_envs=4,8
     workers: int = 1  # runs at a time; 0 only lists them
     auto_tag: bool = True  # tag the runs with the state of the code as git describes it
-    retries: int = 2  # how often a run that crashes is tried again
-    dry_run: bool = False  # list the runs, and try each command out as far as its run folder
-    folder: Path = Path("runs/benchmark")  # journal and output of the runs; a new one starts anew
+    retries: int = 2  # how often a run that crashes is retried
+    dry_run: bool = False  # list the runs, and check each command without training
+    folder: Path = Path("runs/benchmark")  # journal and output of the runs; a new one starts over
     backend: Literal["local", "ray", "slurm", "aws-batch"] = "local"  # where to run
     wait: bool = True  # wait for the jobs (slurm, aws-batch); the same command shows their state
-    config: Path | None = None  # YAML file with any of these flags; those given beside it win
+    config: Path | None = None  # YAML file with any of these flags; flags given here win
 
-    ray_address: str | None = None  # of a Ray cluster; without one, Ray is started on this machine
-    ray_cpus_per_run: float = 1  # what a run takes of a Ray node
-    ray_gpus_per_run: float = 0  # the same for GPUs
+    ray_address: str | None = None  # of a Ray cluster; by default, Ray starts on this machine
+    ray_cpus_per_run: float = 1  # CPUs that a run reserves
+    ray_gpus_per_run: float = 0  # GPUs that a run reserves
 
-    slurm_template_path: Path | None = None  # batch script with {{fields}}, in place of our own
+    slurm_template_path: Path | None = None  # batch script with {{fields}}, not the built-in one
     slurm_gpus_per_task: int = 0  # GPUs of each run
     slurm_total_cpus: int = 1  # CPU cores of each run
     slurm_ntasks: int = 1  # tasks of each run
     slurm_nodes: int | None = None  # nodes of each run
-    slurm_poll_interval: float = 10  # seconds between two looks at Slurm's queue
+    slurm_poll_interval: float = 10  # seconds between polls of Slurm's queue
 
     aws_job_queue: str | None = None  # AWS Batch queue to submit to
     aws_job_definition: str | None = None  # AWS Batch job definition with the Dockerfile's image
     aws_s3: str | None = None  # s3://bucket/prefix for logs and checkpoints
-    aws_endpoint_url: str | None = None  # of another service with AWS's interface
-    aws_sync_interval: float = 60  # seconds between two uploads of logs and checkpoints
+    aws_endpoint_url: str | None = None  # endpoint of another AWS-compatible service
+    aws_sync_interval: float = 60  # seconds between uploads of logs and checkpoints
 
 
 @dataclass(eq=False)
@@ -95,7 +95,7 @@ def read_config(path):
     with explain(f"read {path}"):
         flags = yaml.safe_load(path.read_text())
         if not isinstance(flags, dict):
-            raise ValueError("it is no list of `flag: value`")
+            raise ValueError("it is not a list of `flag: value`")
         words = []
         for name, value in flags.items():
             name = str(name).replace("-", "_")

@@ -115,7 +115,7 @@ def run_all(args, runs, backend, journal, screen, requests):
                 note_failure(run, code, why, args.retries, journal, screen)
                 again += [run] if run.state == "queued" else []
         if why := failing_alike(runs):
-            return f"stopped: the first {count_failed(runs)} runs failed alike: {why}"
+            return f"stopped: the first {count_failed(runs)} runs failed with the same error: {why}"
         backend.submit(again)
         screen.show()
         if not args.wait:
@@ -206,11 +206,11 @@ def main(args):
         args.folder.mkdir(parents=True, exist_ok=True)
         stopped = run_with_backend(args, runs, journal, requests)
     except BrokenPipeError:
-        stopped = "nobody reads the output any more: stopped; the same command goes on"
+        stopped = "the output is closed: stopped; repeat the command to continue"
         raise SystemExit(stopped) from None
     except OSError as error:
         place = error.filename or journal.path
-        problem = f"cannot write {place}: {error.strerror}; the same command goes on"
+        problem = f"cannot write {place}: {error.strerror}; repeat the command to continue"
         raise SystemExit(problem) from None
     return sum_up(args, runs, requests, stopped)
 
@@ -248,12 +248,12 @@ def sum_up(args, runs, requests, stopped):
         print(f"failed: {run.title}: {run.why} ({run.log})", file=sys.stderr)
     if requests:
         name = signal.Signals(requests[0]).name
-        stopped = f"stopped by {name}: the same command goes on"
+        stopped = f"stopped by {name}: repeat the command to continue"
     if stopped:
         print(stopped, file=sys.stderr)
         return 128 + requests[0] if requests else 1
     summary.print_summary(runs, args.env_ids)
     if any(run.state in ("queued", "running") for run in runs):
-        print("the runs go on by themselves: the same command shows how they are")
+        print("the runs continue without the runner: the same command shows their state")
         return 3
     return 1 if failed else 0

@@ -58,7 +58,7 @@ def ask(*words, env=None):
 class Slurm:
     def __init__(self, args, environment, journal):
         if not shutil.which("sbatch"):
-            needs = "--backend slurm needs a machine from which Slurm takes jobs"
+            needs = "--backend slurm needs a machine that can submit jobs to Slurm"
             raise SystemExit(f"there is no sbatch here: {needs}")
         self.args, self.environment, self.journal = args, environment, journal
         self.pause, self.jobs, self.began = args.slurm_poll_interval, {}, set()
@@ -106,7 +106,7 @@ class Slurm:
         }
         if unknown := set(re.findall(r"{{(\w+)}}", self.template)) - set(fields):
             names = ", ".join(sorted(unknown))
-            raise SystemExit(f"{args.slurm_template_path} has fields that are not known: {names}")
+            raise SystemExit(f"{args.slurm_template_path} has unknown fields: {names}")
         return re.sub(r"{{(\w+)}}", lambda field: str(fields[field[1]]), self.template)
 
     def submit(self, runs):
@@ -120,7 +120,7 @@ class Slurm:
             path.write_text(self.script(command, sorted(to_send)))
             is_good, job = ask("sbatch", "--parsable", path, env=self.environment)
             if not is_good:
-                raise SystemExit(f"Slurm does not take the job: {job} ({path})")
+                raise SystemExit(f"Slurm rejected the job: {job} ({path})")
             for index, run in to_send.items():
                 self.jobs[run] = run.job = f"{job.strip().split(';')[0]}_{index}"
             events = [{"run": run.name, "event": "submitted", "job": run.job} for run in mine]

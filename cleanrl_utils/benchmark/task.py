@@ -87,7 +87,7 @@ def wait_for_lock(file, requests, has_lifeline, patience=PATIENCE):
             return None
         kill_leftovers(Path(file.name).resolve())
         time.sleep(0.5)
-    raise SystemExit(f"another process is still at this run: {file.name}")
+    raise SystemExit(f"another process is still working on this run: {file.name}")
 
 
 def kill_leftovers(log):

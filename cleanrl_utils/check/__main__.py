@@ -31,11 +31,11 @@ TEST = ("id", "outcome", "seconds")  # what the report tells of each test
 @dataclass
 class Args:
     file: tyro.conf.Positional[str | None] = None  # the file to examine
-    against: str | None = None  # the file it grew out of, such as ppo (found if not given)
+    against: str | None = None  # the file it is based on, such as ppo (found if not given)
     changed: tuple[str, ...] = ()  # details that were changed on purpose, such as "core 7"
     quick: bool = False  # leave out speed and training
     only: str = ""  # run only the tests whose names contain this
-    run: str | None = None  # say where a run folder lies among the published runs, and no more
+    run: str | None = None  # only compare a run folder with the published runs
     output: Path = Path("checks")  # folder for the report as Markdown and JSON
 
 
@@ -142,7 +142,7 @@ def judge_details(details, records, source):
         outcome, seen = worst(tests)["outcome"], worst(tests)["seen"]
         if outcome == "there":
             count = sum(record["outcome"] == "there" for record in tests)
-            seen = "declared as changed, but it is there" if detail.is_changed else ""
+            seen = "declared as changed, but it is not" if detail.is_changed else ""
             rows.append(Row("detail", what, "there", seen or f"tests passed: {count}"))
         elif detail.is_changed:
             rows.append(Row("detail", what, "changed", f"on purpose: {seen}"))
@@ -294,7 +294,7 @@ def main(args):
     details = parents.list_details(parent, source, args.changed)
     if not parents.find_tests(parent):
         raise SystemExit(f"there are no tests of {parent}.py")
-    print(f"{args.file} grew out of cleanrl/{parent}.py: {share:.0%} of the lines are the same")
+    print(f"{args.file} is based on cleanrl/{parent}.py: {share:.0%} of the lines are the same")
     with tempfile.TemporaryDirectory(prefix="check-") as folder:
         folder = Path(folder)
         compile_once(folder / "jax")

@@ -35,7 +35,7 @@ def explain(item, error, file, stderr):
     if isinstance(value, SystemExit):
         if value.code == 2:
             flags = re.findall(r"--[a-z][a-z-]+", stderr)
-            return "not there", f"a flag of the test is refused: {' '.join(dict.fromkeys(flags))}"
+            return "not there", f"a flag of the test is rejected: {' '.join(dict.fromkeys(flags))}"
         return "broken", f"stops: {value.code}"
     if isinstance(value, AssertionError) and NOT_MET.search(shorten(value)):
         return "not there", f"its test cannot tell: {shorten(value)}"
@@ -96,7 +96,7 @@ def tell_values(frames):
     values = frame.get("values")
     if "obs" in frame and "expected" in frame:  # one observation after another
         right = np.asarray(frame["expected"], dtype=float)
-        return f"{probe}: learned {numbers(learned)}, right is {numbers(right)}" + reason(
+        return f"{probe}: learned {numbers(learned)}, should be {numbers(right)}" + reason(
             probe, learned.mean(), right.mean()
         )
     right = np.array(list(values.values()), dtype=float)
@@ -107,7 +107,7 @@ def tell_values(frames):
             nowhere = f"value at {float(obs):.2g}"
             place = PLACES.get(probe, {}).get(float(obs), nowhere)
             verb = "are" if place.startswith("values") else "is"
-            told.append(f"{place} {verb} {numbers(own)}, right is {numbers(true)}")
+            told.append(f"{place} {verb} {numbers(own)}, should be {numbers(true)}")
             if np.ptp(own) < 0.3:  # for all actions alike
                 told[-1] += reason(probe, np.mean(own), np.mean(true))
     return "; ".join(told)
@@ -135,7 +135,7 @@ def tell_actions(frames):
     frame = next(frame for frame in frames if "returns" in frame)
     name = frame.get("probe") or frame.get("name") or frame.get("env_id") or "the probe"
     return (
-        f"{name}: mean return through load_policy {np.mean(frame['returns']):.2f}, right is 1: "
+        f"{name}: mean return through load_policy {np.mean(frame['returns']):.2f}, should be 1: "
         "the right actions are not learned, or not taken"
     )
 
@@ -160,7 +160,7 @@ def tell_loss(frames):
         float(names[name].detach()) for name in ("loss", "policy_loss", "value_loss", "entropy")
     )
     if abs(own_entropy - entropy) > 0.01 * abs(entropy):
-        words = f"entropy is {own_entropy:.3g}, right is {entropy:.3g}"
+        words = f"entropy is {own_entropy:.3g}, should be {entropy:.3g}"
         rows, actions = names["log_probs"].shape if names["log_probs"].ndim == 2 else (0, 0)
         if actions and abs(own_entropy / entropy * actions / rows - 1) < 0.05:
             words += ": it is summed over the wrong axis"
@@ -170,7 +170,7 @@ def tell_loss(frames):
         (value_loss, float(frame["error"].detach().mean() / 2), "value loss"),
     ):
         if abs(own - right) > 0.01 * abs(right) + 1e-4:
-            return f"{name} is {own:.4g}, right is {right:.4g}"
+            return f"{name} is {own:.4g}, should be {right:.4g}"
     of_entropy = (loss - policy_loss - 0.7 * value_loss) / own_entropy
     of_value = (loss - policy_loss + 0.3 * own_entropy) / value_loss
     if abs(of_entropy - 0.3) < 0.01:
@@ -178,7 +178,7 @@ def tell_loss(frames):
     if abs(of_entropy) < 0.01:
         return "the loss has no entropy bonus"
     if abs(of_value - 0.7) > 0.01:
-        return f"the value loss counts {of_value / 0.7:.2g} times vf_coef, right is 1"
+        return f"the value loss counts {of_value / 0.7:.2g} times vf_coef, should be 1"
     return "the gradient is not that of the loss: are gradients reset, are values detached?"
 
 
@@ -210,7 +210,7 @@ def tell_advantages(frames):
             return f"advantages are wrong: {words}"
     if np.allclose(estimate(terminated, is_last[1:], weight)[rows], own[rows], atol=1e-4):
         return "advantages are right, returns are not advantage plus value"
-    return f"advantage {own[frame['t'], frame['e']]:.3g}, right is {frame['expected']:.3g}"
+    return f"advantage {own[frame['t'], frame['e']]:.3g}, should be {frame['expected']:.3g}"
 
 
 def tell_transitions(frames):
@@ -245,7 +245,7 @@ def tell_exploration(frames):
     frame = next(frame for frame in frames if "other" in frame and "expected" in frame)
     own, right = frame["other"].mean(), frame["expected"].mean()
     dead = ": exploration is dead" if own < 0.2 * right else ""
-    return f"{own:.1%} of the actions are not the greedy one, right is {right:.1%}{dead}"
+    return f"{own:.1%} of the actions are not the greedy one, should be {right:.1%}{dead}"
 
 
 def tell_epsilon(frames):
@@ -255,7 +255,7 @@ def tell_epsilon(frames):
     dead = (
         ": exploration is dead" if own is not None and own < 0.2 * frame["expected"][step] else ""
     )
-    return f"epsilon at step {step} is {own}, right is {frame['expected'][step]:.3g}{dead}"
+    return f"epsilon at step {step} is {own}, should be {frame['expected'][step]:.3g}{dead}"
 
 
 def tell_sampling(frames):
@@ -266,7 +266,7 @@ def tell_sampling(frames):
         if counts.max() == counts.sum()
         else ""
     )
-    return f"actions are drawn with probabilities {shares}, right is {numbers(probs)}{dead}"
+    return f"actions are drawn with probabilities {shares}, should be {numbers(probs)}{dead}"
 
 
 def tell_resume(frames):
@@ -277,7 +277,7 @@ def tell_resume(frames):
         step, right = next((s, x) for s, x in whole[schedule] if own.get(s) != x)
         name = schedule.split("/")[1].replace("_", " ")
         seen = f"{own[step]:.3g}" if step in own else "not logged"
-        return f"after a resume the {name} at step {step} is {seen}, right is {right:.3g}"
+        return f"after a resume the {name} at step {step} is {seen}, should be {right:.3g}"
     if isinstance(whole, dict) and whole.keys() != cut.keys():
         return f"checkpoints differ in {', '.join(sorted(whole.keys() ^ cut.keys()))}"
     return ""
@@ -304,8 +304,8 @@ def tell_rate(frames):
     used = find(frames, "used")
     expected = np.repeat(find(frames, "expected"), 6)
     if len(set(np.round(used, 9))) == 1:
-        return f"the learning rate stays at {used[0]:.3g}, right is to fall to 0"
-    return f"the last learning rate is {used[-1]:.3g}, right is {expected[-1]:.3g}"
+        return f"the learning rate stays at {used[0]:.3g}, should fall to 0"
+    return f"the last learning rate is {used[-1]:.3g}, should be {expected[-1]:.3g}"
 
 
 def tell_density(frames):
@@ -318,12 +318,12 @@ def tell_density(frames):
     own = names["log_prob"](normal.mean.detach(), log_std, actions).detach()
     if own.shape != each.shape[:1]:
         return (
-            f"log-probabilities have shape {list(own.shape)}, right is {list(each.shape[:1])}: "
+            f"log-probabilities have shape {list(own.shape)}, should be {list(each.shape[:1])}: "
             "they are not summed over the components of an action"
         )
     if np.allclose(own, each.mean(1), atol=1e-4):
         return "log-probabilities are averaged over the components of an action, not summed"
-    return f"log-probability {float(own[0]):.3g}, right is {float(each[0].sum()):.3g}"
+    return f"log-probability {float(own[0]):.3g}, should be {float(each[0].sum()):.3g}"
 
 
 def tell_same_seed(frames):

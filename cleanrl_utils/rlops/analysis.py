@@ -18,7 +18,7 @@ class Comparison:
     metric: str  # in words
     is_return: bool
     lower_is_better: bool
-    window: int  # episodes at the end of a run that it counts with
+    window: int  # episodes at the end of a run whose mean is compared
     smoothing: int  # episodes in a running mean of the curves
     until: dict  # {environment: the last step that all of its runs reached}
     counting: dict  # {environment: {side: runs that count}}

@@ -32,12 +32,10 @@ class Args:
     scan_history: bool = False  # every episode from Weights & Biases, not a sample of 500
     ignore_settings: tuple[str, ...] = ()  # flags in which the runs of one side may differ
     metric: str = "charts/episodic_return"  # what is compared
-    direction: str | None = (
-        None  # higher or lower: which is better, where the metric's name is open
-    )
-    metric_last_n_average_window: int = 100  # episodes at the end of a run that it counts with
+    direction: str | None = None  # higher or lower is better, if the metric's name does not tell
+    metric_last_n_average_window: int = 100  # episodes at the end of a run whose mean is compared
     smoothing_window: int = 100  # episodes in the running means of the curves
-    count_short: bool = False  # let runs count that did not get to their last step
+    count_short: bool = False  # count runs that did not reach their last step
     output_filename: Path = Path("compare.png")  # the plot; the other files are written beside it
     table: bool = True  # the table of final values below the plot
     report: bool = False  # also write a web page
@@ -62,11 +60,11 @@ def find_direction(args, metrics):
         parts = metric.lower().replace("/", "_").split("_")
         known = [word for word in parts if word in HIGHER + LOWER]
         if not known:
-            better = "say with --direction which is better, higher or lower"
+            better = "pass --direction higher or lower"
             raise SystemExit(f"{plain(metric)}: {better}")
         found.add(known[-1] in LOWER)
     if len(found) > 1:
-        raise SystemExit("of some metrics more is better, of others less: they are not compared")
+        raise SystemExit("metrics for which higher is better cannot be compared with others")
     return found.pop()
 
 

@@ -111,7 +111,7 @@ def how_it_counts(c):
     """Said once on the page, in Markdown and in LaTeX."""
     differences = f"; differences are to {c.baseline}, with their 95% intervals (Welch)"
     return (
-        f"Each seed counts with the mean of its last {c.window} {c.unit}; "
+        f"The value of a seed is the mean of its last {c.window} {c.unit}; "
         f"mean ± sample standard deviation over seeds{differences if len(c.sides) > 1 else ''}."
     )
 

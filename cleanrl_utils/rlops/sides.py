@@ -82,7 +82,7 @@ def parse_sides(args):
     if args.filters and (args.exp_name or args.tags):
         raise SystemExit("give --filters, or --exp-name and --tags, not both")
     if args.tags and not args.exp_name:
-        raise SystemExit("--tags needs --exp-name: whose runs?")
+        raise SystemExit("--tags needs --exp-name")
     if len(args.env_ids) > 1 and len(args.env_ids) != len(args.filters):
         raise SystemExit("give --env-ids once, or once for each --filters")
     if len({len(group) for group in args.env_ids}) > 1:
@@ -349,7 +349,7 @@ def set_episodes(run, metric, scalars):
     if not len(rows):
         run.state = f"has no {metric}"
     elif not finite.all():
-        run.state = f"diverged: a return at step {int(rows[~finite, 0][0]):,} is no number"
+        run.state = f"diverged: a return at step {int(rows[~finite, 0][0]):,} is not a number"
     elif not run_folders.is_finished({"args": {"total_timesteps": run.total}}, scalars):
         run.state, run.is_short = f"got to step {run.step:,} of {run.total:,}", True
 
@@ -383,7 +383,7 @@ def split(label, runs, ignored=()):
         if run.state:
             groups.get(values(run), largest_first[0]).append(run)
     found = [f"{name} ({', '.join(all_values(counting, name))})" for name in names]
-    return named, [f"{label}: its runs differ in {', '.join(found)}: they are compared apart"]
+    return named, [f"{label}: its runs differ in {', '.join(found)}: they are compared separately"]
 
 
 def all_values(runs, name):

@@ -58,7 +58,7 @@ class Tuner:
         finished, place = shared.count_finished(study), shared.place_of(self.storage)
         say(f"study {self.study_name} in {place}: {finished} of {num_trials} trials are finished")
         scheduler = Scheduler(self, study, folder, num_trials, num_seeds)
-        with shared.explain_database(f"go on with study {self.study_name} ({RESUME})"):
+        with shared.explain_database(f"continue study {self.study_name} ({RESUME})"):
             try:
                 scheduler.run()
             finally:
