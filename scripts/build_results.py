@@ -194,7 +194,7 @@ def overview():
 
 
 def tally():
-    """Above the table: how many results match v1, and how many Atari files have results."""
+    """How many results match v1, and how many Atari files have results."""
     rows = [(folder, row) for folder in TABLES for row in summarize(folder)]
     judged = [row[-1] for _, row in rows if row[-2] != "none" and row[-1] != "partial"]
     good = sum(status in ("better", "reproduced") for status in judged)
@@ -205,27 +205,24 @@ def tally():
     return (
         f"**{good} of {len(judged)}** results with three or more finished seeds match or exceed "
         f"CleanRL v1's published number{'; ' * bool(others)}{' and '.join(others)}.\n"
-        f"**{counted} three finished seeds yet**: Atari's 10M-step runs are listed as partial or "
-        "not run."
+        f"**{counted} three finished seeds yet**: Atari's 10M-step runs are partial or not run."
     )
 
 
 def highlights():
-    """For the README: how many results match v1, and the first one of each file."""
-    judged, matched, lines = 0, 0, []
+    """For the README: the tally, and the first result of each file that matches v1."""
+    lines = []
     for folder in sorted(TABLES):
-        rows = [row for row in summarize(folder) if row[-2] != "none" and row[-1] != "partial"]
-        good = [row for row in rows if row[-1] in ("better", "reproduced")]
-        judged, matched = judged + len(rows), matched + len(good)
-        for env_id, _, finished, _, v1, status in good[:1]:
-            values, _ = describe(list(finished.values()))
-            seeds = len(finished)
-            lines.append(f"| `{folder}.py` | {env_id} | {seeds} | {values} | {v1} | {status} |")
+        rows = [row for row in summarize(folder) if row[-2] != "none"]
+        for env_id, _, finished, _, v1, status in rows:
+            if status in ("better", "reproduced"):
+                values, _ = describe(list(finished.values()))
+                cells = f"`{folder}.py` | {env_id} | {len(finished)} | {values} | {v1} | {status}"
+                lines.append(f"| {cells} |")
+                break
     return "\n".join(
         [
-            f"{matched} of {judged} results with three or more finished seeds match or exceed "
-            "CleanRL",
-            "v1's published number; the others are inconclusive or below. One of each file:",
+            f"{tally()} One result of each reproduced file:",
             "",
             "| file | environment | seeds | return, mean ± SD | v1 (upstream), mean ± SD "
             "| status |",

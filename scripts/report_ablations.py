@@ -63,7 +63,7 @@ def table(data):
             spread = f" ± {np.std(finals, ddof=1):.1f}" if len(finals) > 1 else ""
             told.append(f"{np.mean(finals):.1f}{spread}" if finals else "not run")
         if runs[0] and all(map(np.array_equal, *runs)):
-            told[1] = "the same runs: it had nothing to do"
+            told[1] = "identical runs: it has no effect"
         cells = ablation["detail"], ablation["task"], ablation["without"], len(runs[0]), *told
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)

@@ -372,7 +372,7 @@ def test_published_runs_are_inside_their_own_bands():
 
 
 @pytest.mark.parametrize(
-    ("name", "start", "count"), [("check", "cleanrl/my_ppo.py is based", 20), ("trial", "lock: ", 8)]
+    ("name", "start", "count"), [("check", "cleanrl/my_ppo.py is", 20), ("trial", "lock: ", 8)]
 )
 def test_the_page_shows_the_report(name, start, count):
     """docs/idea-to-evidence.md has lines of the picture beside them, scripts/draw_terminal.py's."""

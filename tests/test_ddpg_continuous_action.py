@@ -180,7 +180,7 @@ def test_integer_actions_are_refused(file, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_ddpg_1_whoever_loads_the_policy_gets_such_actions(file, tmp_path):
+def test_ddpg_1_a_loaded_policy_rescales_its_actions(file, tmp_path):
     """And the networks and the buffer have them from -1 to 1."""
     names = train(file, tmp_path, "--env-id", "Probe/UnevenActions-v0", *SMALL)
     learned = np.abs(names["buffer"].columns["actions"][: names["buffer"].num_added])

@@ -152,7 +152,7 @@ def updates_of(agent, name):
 # actions
 
 
-def test_ddpg_1_whoever_loads_the_policy_gets_such_actions(file, tmp_path):
+def test_ddpg_1_a_loaded_policy_rescales_its_actions(file, tmp_path):
     """And the networks and the buffer have them from -1 to 1."""
     names = begin(file)
     learned = np.abs(names["buffer"]["actions"][: int(names["buffer"]["added"])])

@@ -361,7 +361,7 @@ EVIL = b"from pathlib import Path\nPath('owned').touch()\n"
         (lambda: {"run.json": about(args={"no_such_flag": 1})}, "no_such_flag"),
         (lambda: {"run.json": about(args={"env_id": ["CartPole-v1"]})}, "cannot rebuild the agent"),
         # flags of other types do not
-        (lambda: {"run.json": about(args={"env_id": {"id": "CartPole-v1"}})}, "has an unknown type"),
+        (lambda: {"run.json": about(args={"env_id": {"id": "CartPole-v1"}})}, "unknown type"),
         (lambda: {"run.json": about(args={"x; touch owned": 1})}, "is not the name of a flag"),
         (lambda: {"run.json": about(args={"exp_name": "a\x1b[2J"})}, "is not plain text"),
     ],

@@ -326,7 +326,7 @@ def test_actions_that_are_ruled_out_leave_all_finite(file, tmp_path):
     assert metrics["losses/entropy"] > 0.1
 
 
-def test_xla_2_loops_and_scans_come_to_the_same(file, tmp_path):
+def test_xla_2_loops_and_scans_are_equal(file, tmp_path):
     """Weights, world and logs after two iterations."""
     other = SCAN if file.stem == LOOPS.stem else LOOPS
     (_, _, mine, my_logs), (_, _, its, its_logs) = watch(file), watch(other)

@@ -321,7 +321,7 @@ def test_core_3_to_12_an_iteration_is_that_of_ppo(file, tmp_path, flags):
 
 
 @pytest.mark.slow
-def test_what_a_gpu_runs_comes_to_the_same(file, tmp_path):
+def test_gpu_form_equals_cpu_form(file, tmp_path):
     """Unrolled loops and sums of products where there are few rows."""
     _, states, logs = watch(file)
     _, gpu_states, gpu_logs = watch(file, few_rows=True)

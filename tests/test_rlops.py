@@ -264,7 +264,8 @@ def test_every_run_that_does_not_count_is_named(two_sides):
     assert "note: ppo v1: short got to step 9,000 of 20,000" in notes
     assert "note: ppo v1: empty has no charts/episodic_return: left out\n" in notes
     assert (
-        "note: ppo v1: diverged diverged: a return at step 19,933 is not a number: left out\n" in notes
+        "note: ppo v1: diverged diverged: a return at step 19,933 is not a number: left out\n"
+        in notes
     )
     assert (
         "note: ppo v1: first-try is an earlier run of the same seed as "

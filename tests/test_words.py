@@ -47,6 +47,14 @@ def test_words_of_a_page(name):
     assert not twice, f"headings that get anchors such as results_1: {twice}"
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_a_sentence_after_a_code_block_stands_on_its_own(name):
+    """It is not the end of one that began before the block."""
+    blocks = re.split(r"^ *```\w*(?: .*)?$", PAGES[name], flags=re.M)
+    begins = [re.match(r"\s*([a-z]+) ", text) for text in blocks[2::2]]  # text, code, text, ...
+    assert not [found[1] for found in begins if found and found[1] != "uv"]
+
+
 def test_the_limit_counts_what_is_read():
     text = "# A page\n\n[Two words](https://a.b/c) and `code`.\n\n```bash\nnot these\n```\n"
     text += "<!-- results: x -->\n| 1 |\n<!-- end of results -->\n$$a + b$$\n"
