@@ -563,9 +563,11 @@ def test_games_in_the_browser_are_gymnasiums(address):
                 )
                 expected = x.argmax() if is_discrete else x.clip(last["low"], last["high"])[0]
                 assert action == pytest.approx(expected, abs=1e-9)
-            played = browser.evaluate(
-                f"[...Array(20)].map(() => playEpisode(games.{name}, {json.dumps(last)}, "
-                "Math.random)).reduce((a, b) => a + b) / 20"
+            played = browser.evaluate(  # with random numbers that are the same in every test
+                "(random => [...Array(20)].map(() => "
+                f"playEpisode(games.{name}, {json.dumps(last)}, random)))"
+                "((seed => () => (seed = seed * 48271 % 2147483647) / 2147483647)(1))"
+                ".reduce((a, b) => a + b) / 20"
             )
             assert played == pytest.approx(last["mean_return"], rel=0.3, abs=40)
 
