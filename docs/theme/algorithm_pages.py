@@ -180,7 +180,7 @@ def summary(name, parent, markdown):
     marks = "".join(f'<span class="label">{label}</span>' for label in labels(name))
     marks += f'<span class="label status">{status}</span>'
     links = [f"[annotated code](../code/{name}.md)"]
-    links += [f"[changes against {parent}.py](../diff/{name}.md)"] if parent else []
+    links += [f"[diff against {parent}.py](../diff/{name}.md)"] if parent else []
     tests = [path.stem for path in (ROOT / "tests").glob("test_*.py")]
     mine = max((stem for stem in tests if f"test_{name}".startswith(stem)), key=len)
     links += [f"[tests](../../tests/{mine}.py)"]
@@ -189,7 +189,7 @@ def summary(name, parent, markdown):
     scripts = [ROOT / "benchmark" / f"{stem}.sh" for stem in (name, *folders)]
     script = next((path for path in scripts if path.exists()), None)
     links += [f"[benchmark](../../benchmark/{script.name})"] if script else []
-    links += [f"[the bare file](../raw/cleanrl/{name}.py)"]
+    links += [f"[raw file](../raw/cleanrl/{name}.py)"]
     card = "\n\n".join(
         [
             '<div class="card" markdown>\n<div markdown>',

@@ -346,10 +346,10 @@ def annotated(name):
     page, words = about_file(name)
     grew = parent(name)
     links = [f"[usage, results, hyperparameters](../{page})"]
-    links += [f"[what it changes in {grew}.py](../diff/{name}.md)"] if grew else []
+    links += [f"[diff against {grew}.py](../diff/{name}.md)"] if grew else []
     tests = ROOT / "tests" / f"test_{name}.py"
-    links += [f"[its tests](../{page_of(tests)[0]})"] if tests.exists() else []
-    links += [f"[the bare file](../raw/cleanrl/{name}.py)", "[all files](../files.md)"]
+    links += [f"[tests](../{page_of(tests)[0]})"] if tests.exists() else []
+    links += [f"[raw file](../raw/cleanrl/{name}.py)", "[all files](../files.md)"]
     told = [
         f"{BESIDE}# {name}.py\n",
         f"{words}.\n",

@@ -196,7 +196,7 @@ async function tryIt(root) {
     if (steps === game.limit || over) {
       returns.push(total), rest = Math.round(game.rate / 2);
       const mean = returns.reduce((a, b) => a + b) / returns.length;
-      find("mean").textContent = ` · mean of ${returns.length} here: ${mean.toFixed(0)}`;
+      find("mean").textContent = ` · here: mean return ${mean.toFixed(0)} over ${returns.length}`;
     }
   }
   function draw() {
