@@ -381,7 +381,7 @@ DETAILS = {
     "atari": ("ppo_atari", 9, "ppo-atari.md"),
     "continuous": ("ppo_continuous_action", 9, "ppo-continuous-action.md"),
     "lstm": ("ppo_atari_lstm", 5, "ppo-atari-lstm.md"),
-    "trxl": ("ppo_trxl", 7, "ppo-trxl.md"),
+    "trxl": ("ppo_trxl", 8, "ppo-trxl.md"),
     "dict": ("ppo_dict", 5, "ppo-dict.md"),
     "multidiscrete": ("ppo_multidiscrete", 1, "ppo-multidiscrete.md"),
     "selfplay": ("ppo_pettingzoo_ma_atari", 8, "ppo-self-play.md"),

@@ -250,7 +250,7 @@ def test_core_2_orthogonal_weights_and_zero_biases(file, tmp_path):
         assert layer.bias.abs().max() < 1e-6
 
 
-def test_core_9_and_trxl_8_the_value_loss_is_clipped_and_not_halved(file, tmp_path):
+def test_trxl_8_and_core_9_the_value_loss_is_clipped_and_not_halved(file, tmp_path):
     clipped = 0
 
     def look(names):
