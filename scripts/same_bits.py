@@ -73,6 +73,8 @@ FLAGS = {
     "ippo_jax": "--num-steps 32 --total-timesteps 1024",
     "mappo_rnn_jax": "--num-envs 8 --num-steps 16 --total-timesteps 512",
     "ppo_continuous_action_jax": f"{PIXELS} --env-id brax/inverted_pendulum",
+    "fast_td3_jax": "--env-id brax/inverted_pendulum --num-envs 8 --batch-size 64 "
+    "--learning-starts 64 --buffer-size 8000 --q-network-width 64 --total-timesteps 1600",
     "ppo_atari_envpool_xla_jax": PIXELS,
     "ppo_atari_envpool_xla_jax_scan": PIXELS,
 }

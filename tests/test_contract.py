@@ -198,6 +198,10 @@ def small(file, *flags):
     if learns_control(file):
         narrow = ("--q-width", 16) if re.match("crossq|simba", file.stem) else ()
         return (*SMALL_CONTROL, *narrow, "--checkpoint-interval", iteration(file), *flags)
+    if "fast_td3" in file.stem:
+        narrow = ("--q-network-width", 16, "--actor-width", 16, "--env-id", "brax/ant")
+        few = ("--num-envs", 2, "--learning-starts", 16, "--batch-size", 2, "--buffer-size", 64)
+        return (*narrow, *few, "--checkpoint-interval", iteration(file), *flags)
     quick = (
         ("--env-id", "Pendulum-v1") if "_continuous" in file.stem else ()
     )  # MuJoCo's videos need OpenGL
@@ -1430,6 +1434,7 @@ def test_xla_gets_the_flag_for_the_same_bits_on_a_gpu(tmp_path, file=None):
         copies[-1].parent.mkdir()
         copies[-1].write_text(path.read_text().replace(flag, "--xla_of_the_file=true"))
         flags = small(path) if sees_images(path) else ("--num-envs", 32)
+        flags += ("--env-id", "brax/ant") if "fast" in path.stem else ()  # its own is downloaded
         (copies[-1].parent / "flags").write_text(" ".join(with_teacher(path, flags)))
     done = subprocess.run(
         [sys.executable, "-c", FORKS, os.pathsep.join(map(str, copies))],

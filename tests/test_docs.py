@@ -145,6 +145,11 @@ cleanrl/ppo_atari_multigpu.py
 torchrun --nproc-per-node 2 cleanrl/ppo_atari_multigpu.py --resume runs/<run>
 # run by test_ppo_continuous_action_isaacgym.test_mjlab_cartpole (slow)
 python cleanrl/ppo_continuous_action_isaacgym.py --env-id Mjlab-Cartpole-Balance --num-envs 64
+# these download models of robots
+python cleanrl/fast_td3_jax.py
+python cleanrl/fast_td3_jax.py --env-id playground/G1JoystickFlatTerrain --no-pushes
+python cleanrl/fast_td3_jax.py --env-id playground/Go1JoystickFlatTerrain --num-updates 8 \
+--std-min 0.2 --std-max 0.8 --policy-noise 0.2
 # run by test_ppo_trxl.test_mortar_mayhem, where memory-gym is installed
 uv pip install --no-deps -r requirements/memory_gym.in
 python cleanrl/ppo_trxl.py
@@ -243,6 +248,8 @@ def test_command_runs(checkout, command, monkeypatch):
         small = heavy if re.match("tqc|droq|crossq", algorithm[1]) else small
         if algorithm[1].startswith("simba"):  # whose updates take half a minute to compile
             small = " --total-timesteps 32 --q-width 16"
+        if algorithm[1].startswith("fast"):
+            small = " --batch-size 32 --learning-starts 128 --num-envs 32 --total-timesteps 320"
         if re.fullmatch("[pr]po_continuous_(action|lstm)", algorithm[1]):  # 2,048 steps a rollout
             small = " --num-steps 128 --total-timesteps 1024"
         if algorithm[1] == "ppo_trxl":  # 16,384 steps a rollout
@@ -403,6 +410,7 @@ DETAILS = {
     "droq": ("droq_continuous_action_jax", 4, "droq.md"),
     "crossq": ("crossq_continuous_action_jax", 3, "crossq.md"),
     "simba": ("simba_v2_sac_jax", 8, "simba-v2.md"),
+    "fasttd3": ("fast_td3_jax", 10, "fast-td3.md"),
     "multigpu": ("ppo_atari_multigpu", 10, "ppo-multigpu.md"),
     "rnn": ("ppo_rnn_jax", 3, "ppo-rnn-jax.md"),
     "jaxtari": ("ppo_jaxtari_jax", 4, "ppo-jaxtari-jax.md"),

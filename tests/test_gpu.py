@@ -71,6 +71,10 @@ COMPILED = {
         for name in ("ddpg", "td3", "sac", "tqc", "droq", "crossq")
     },
     "simba_v2_sac_jax": HALF_CHEETAH,
+    "fast_td3_jax": (
+        *("--env-id", "brax/ant", "--v-min", -100, "--v-max", 300),
+        *("--buffer-size", 1_024_000, "--total-timesteps", 204_800),
+    ),
 }
 
 

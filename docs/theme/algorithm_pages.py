@@ -37,6 +37,8 @@ WORDS = {  # of a file's name, and the label that each stands for
     "trxl": "Transformer-XL memory",
     "dict": "Dict observations",
     "continuous": "continuous actions",
+    "simba": "continuous actions",
+    "fast": "continuous actions",
     "multidiscrete": "MultiDiscrete actions",
     "ma": "multi-agent",
     "ippo": "multi-agent",
