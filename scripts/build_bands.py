@@ -222,10 +222,10 @@ def leave_one_out(groups):
 
 
 def find_groups():
-    """{algorithm: its folders of results/ with runs}."""
+    """{algorithm: its folders of results/ with runs}; what a changed copy left is no reference."""
     groups = {}
     for path in sorted(RESULTS.glob("*/runs.json")):
-        if any(path.parent.glob("*__*.csv")):
+        if any(path.parent.glob("*__*.csv")) and not path.parent.name.endswith("_before"):
             groups.setdefault(find_algorithm(path.parent.name), []).append(path.parent)
     return groups
 
