@@ -1,7 +1,7 @@
 #!/bin/sh
-# The runs behind the table of docs/rl-algorithms/dqn-jax.md: 9 runs of 500k steps, on gymnax's
-# environments.
+# The runs behind the table of docs/rl-algorithms/dqn-jax.md: 30 runs of 500k steps, default
+# flags, on gymnax's environments.
 exec python -m cleanrl_utils.benchmark \
     --env-ids CartPole-v1 Acrobot-v1 MountainCar-v0 \
     --command "python cleanrl/dqn_jax.py" \
-    --num-seeds 3 "$@"
+    --num-seeds 10 "$@"

@@ -1,7 +1,8 @@
 #!/bin/sh
-# The runs behind the tables of docs/rl-algorithms/ppo-rnd.md. The first two on a CPU core each, with
-# the number of environments, learning rate and entropy coefficient of ppo_atari_envpool.py: the file
-# and a copy with CleanRL v1's policy layer. The last on a GPU: default flags except for the length.
+# The runs behind the tables of docs/rl-algorithms/ppo-rnd.md. The first two on a CPU core each,
+# with the number of environments, learning rate and entropy coefficient of
+# ppo_atari_envpool.py: the file and a copy with CleanRL v1's policy layer. The last on a GPU:
+# default flags except for the length.
 set -e
 flags="--env-id Breakout-v5 --total-timesteps 500_000 --num-envs 8 --learning-rate 2.5e-4"
 flags="$flags --ent-coef 0.01 --num-iterations-obs-norm-init 2"
