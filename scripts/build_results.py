@@ -50,7 +50,7 @@ def read(folder):
         env_id, seed = path.stem.split("__")
         with path.open() as file:
             data[env_id][int(seed)] = np.array(list(csv.reader(file))[1:], dtype=float)
-    return data
+    return {env_id: dict(sorted(runs.items())) for env_id, runs in data.items()}
 
 
 def summarize(folder):
