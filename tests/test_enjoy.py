@@ -434,7 +434,7 @@ def test_enjoy_a_model_of_the_hub(run, tmp_path, monkeypatch, capsys):
     ("words", "answer"),
     [
         ([], "cannot find the newest run: there is no folder runs"),
-        (["runs/a", "runs/b"], "only --grid and --snapshots take several"),
+        (["runs/a", "runs/b"], "only --grid and --snapshots accept several"),
         (["--exp-name", "ppo"], "--exp-name needs --env-id"),
         (["runs/a", "--exp-name", "ppo", "--env-id", "CartPole-v1"], "--exp-name needs --env-id"),
         (
