@@ -48,6 +48,12 @@ def thin(episodes):
     )
 
 
+def place(name):
+    """Runs are listed by environment, then by seed: 2 before 10."""
+    env_id, seed = name.split("__")
+    return env_id, int(seed)
+
+
 def export(algorithm, runs, partial=False, add=False):
     folders = {}
     for folder in find_runs(runs):
@@ -96,7 +102,8 @@ def export(algorithm, runs, partial=False, add=False):
         if about.get("dirty"):
             told["dirty"] = True
         settings[name] = told | {"packages": versions, "steps": steps}
-    path.write_text(json.dumps(settings, indent=1) + "\n")
+    in_order = dict(sorted(settings.items(), key=lambda item: place(item[0])))
+    path.write_text(json.dumps(in_order, indent=1) + "\n")
     print(f"{len(folders)} runs in {RESULTS / algorithm}")
 
 
