@@ -54,6 +54,10 @@ def test_export_takes_every_episode(results, tmp_path):
     export.export("ppo", folder / "runs")
     told = json.loads((folder / "ppo" / "runs.json").read_text())
     assert list(told) == ["CartPole-v1__2"]
+    assert sorted(["B-v0__1", "A-v0__10", "A-v0__2"], key=export.place) == [
+        *("A-v0__2", "A-v0__10"),
+        "B-v0__1",
+    ]
 
 
 def test_of_many_episodes_the_first_are_means(results):
