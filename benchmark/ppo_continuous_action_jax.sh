@@ -1,7 +1,10 @@
 #!/bin/sh
-# Brax's Ant and two tasks of MuJoCo Playground on a GPU, three seeds each, one after another:
-# each fills it alone.
+# Brax's inverted pendulum on a CPU, three seeds. Then, on a GPU, Brax's Ant and two tasks of
+# MuJoCo Playground, three seeds each, one after another: each fills it alone.
 set -e
+python -m cleanrl_utils.benchmark --env-ids brax/inverted_pendulum \
+    --command "python cleanrl/ppo_continuous_action_jax.py --num-envs 256 --num-minibatches 8 \
+        --total-timesteps 1_000_000" --num-seeds 3 "$@"
 python -m cleanrl_utils.benchmark --env-ids brax/ant \
     --command "python cleanrl/ppo_continuous_action_jax.py" --num-seeds 3 "$@"
 exec python -m cleanrl_utils.benchmark \

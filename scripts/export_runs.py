@@ -36,6 +36,11 @@ PACKAGES = (
     "gymnax",
     "JAXtari",
     "jaxmarl",
+    "minigrid",
+    "stable-baselines3",
+    "sb3-contrib",
+    "sbx-rl",
+    "brax",
 )
 
 
@@ -46,6 +51,14 @@ def thin(episodes):
         if len(before) <= 2000
         else [*(part.mean(0) for part in np.array_split(before, 2000)), *last]
     )
+
+
+def save_episodes(path, episodes):
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["step", "episodic_return", "seconds"])
+        for step, value, seconds in thin(episodes):
+            rows.writerow([round(step), f"{value:g}", f"{seconds:.1f}"])
 
 
 def place(name):
@@ -82,12 +95,9 @@ def export(algorithm, runs, partial=False, add=False):
         *records, _ = read_records(min(folder.glob("*tfevents*")))
         logged, *_ = decode(*records)  # seconds are counted from the first scalar on
         first_time = min(rows[0, 3] for parts in logged.values() for rows in parts)
-        with (RESULTS / algorithm / f"{name}.csv").open("w", newline="") as file:
-            rows = csv.writer(file)
-            rows.writerow(["step", "episodic_return", "seconds"])
-            for step, value, seconds in thin(scalars["charts/episodic_return"]):
-                since_start = seconds + first_time - about["start_time"]
-                rows.writerow([round(step), f"{value:g}", f"{since_start:.1f}"])
+        since_start = first_time - about["start_time"]
+        episodes = scalars["charts/episodic_return"] + np.array([0, 0, since_start])
+        save_episodes(RESULTS / algorithm / f"{name}.csv", episodes)
         versions = {
             package: about["packages"][package]
             for package in PACKAGES

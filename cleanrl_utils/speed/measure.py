@@ -120,13 +120,12 @@ def run_ours(file, flags, folder, core=None):
     return read_run(run_folder), [(step, when) for when, step in steps.items()]
 
 
-def run_peer(peer, program, packages, settings, folder, core):
-    """Versions and marks of a peer, which uv makes an environment for."""
+def run_peer(peer, program, packages, settings, folder, core, *more):
+    """What a peer prints, such as its versions and marks; uv makes an environment for it."""
     uv_run = [find_uv(), *"run --quiet --no-project --isolated --python".split(), sys.executable]
     name, *words = program.split()
     command = [*uv_run, *with_packages(packages), "python", PROGRAMS / name, *words, settings]
-    printed = json.loads(run(peer, command, folder, core))
-    return printed["versions"], printed["marks"]
+    return json.loads(run(peer, [*command, *more], folder, core))
 
 
 def find_uv():
@@ -185,9 +184,8 @@ def run_round(args, seed, timesteps):
         for peer in args.peers:
             _, program, packages = all_peers[peer]
             if packages:
-                versions[peer], marks[peer] = run_peer(
-                    peer, program, packages, settings, folder, other_core
-                )
+                done = run_peer(peer, program, packages, settings, folder, other_core)
+                versions[peer], marks[peer] = done["versions"], done["marks"]
             else:
                 ours = file.with_stem(program)
                 _, marks[peer] = run_ours(ours, flags, folder / peer, other_core)
