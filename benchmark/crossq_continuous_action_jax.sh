@@ -1,6 +1,7 @@
 #!/bin/sh
-# The runs behind the results of docs/rl-algorithms/crossq.md: Pendulum-v1 on a CPU, three seeds, with narrow
-# Q-networks; then, not run yet, three environments, three seeds, every flag at its default.
+# The runs behind the results of docs/rl-algorithms/crossq.md: Pendulum-v1 on a CPU, three
+# seeds, with narrow Q-networks; then, not run yet, three environments, three seeds, every flag at
+# its default.
 set -e
 python -m cleanrl_utils.benchmark \
     --env-ids Pendulum-v1 \

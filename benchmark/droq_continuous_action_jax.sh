@@ -1,6 +1,6 @@
 #!/bin/sh
-# The runs behind the results of docs/rl-algorithms/droq.md: Pendulum-v1 on a CPU, three seeds; then, not run
-# yet, three environments, three seeds, every other flag at its default.
+# The runs behind the results of docs/rl-algorithms/droq.md: Pendulum-v1 on a CPU, three seeds;
+# then, not run yet, three environments, three seeds, every other flag at its default.
 set -e
 python -m cleanrl_utils.benchmark \
     --env-ids Pendulum-v1 \

@@ -8,9 +8,11 @@ between <!-- results: FOLDER --> and <!-- end of results -->.
 
 As in CleanRL v1's tables, the return of a run is the mean of its last 100 training episodes. A mean
 is of finished runs only, with the sample standard deviation and a 95% interval (Student's t); runs
-that were stopped early stand apart. A point of a plot is the mean of the last 100 episodes, or of
-an eighth of the run's where that is fewer. Its line is the mean of the runs, the band their sample
-standard deviation, and the dashed line CleanRL v1's published mean.
+that were stopped early stand apart. A row is compared with CleanRL v1's published number or, where
+there is none, with a peer: another library that scripts/train_peers.py trained. A point of a plot is
+the mean of the last 100 episodes, or of an eighth of the run's where that is fewer. Its line is the
+mean of the runs, the band their sample standard deviation, and the dashed line CleanRL v1's
+published mean.
 """
 
 import csv
@@ -38,15 +40,15 @@ RESULTS = ROOT / "results"
 DOCS = ROOT / "docs" / "rl-algorithms"
 PLAN = tomllib.loads((ROOT / "scripts" / "results.toml").read_text(encoding="utf-8"))
 HEADS = "environment | steps | return, mean ± SD | 95% interval | each seed"
-HEADS += " | v1 (upstream), mean ± SD | status"
+HEADS += " | v1 (upstream) or peer, mean ± SD | status"
 PEERS = {"sb3": "SB3", "sbx": "SBX", "rejax": "rejax"}  # other libraries in results/speed.json
 TABLES = {folder: about for folder, about in PLAN.items() if "kind" not in about}
 
 
-def read(folder):
-    """{env_id: {seed: array of rows (step, episodic_return, seconds)}}"""
+def read(folder, name=None):
+    """{env_id: {seed: array of rows (step, episodic_return, seconds)}} of results/name."""
     data = {env_id: {} for env_id in PLAN[folder]["v1"]}
-    for path in sorted((RESULTS / folder).glob("*.csv")):
+    for path in sorted((RESULTS / (name or folder)).glob("*.csv")):
         env_id, seed = path.stem.split("__")
         with path.open() as file:
             data[env_id][int(seed)] = np.array(list(csv.reader(file))[1:], dtype=float)
@@ -69,23 +71,35 @@ def summarize(folder):
             else:
                 finished[seed] = final
         if runs:
-            v1 = PLAN[folder]["v1"][env_id]
             values = np.array(list(finished.values()))
-            yield env_id, planned, finished, stopped, v1, judge(values, v1)
+            other = PLAN[folder]["v1"][env_id]
+            status = judge(values, other)
+            if theirs := returns_of_peer(folder, env_id):
+                other = f"{PLAN[folder]['peer'][env_id]}: {describe(theirs)[0]}"
+                status = judge(values, describe(theirs)[0], len(theirs), "on par")
+            yield env_id, planned, finished, stopped, other, status
 
 
-def judge(values, v1):
-    """The status of a row; the published mean ± standard deviation is of three seeds."""
+def returns_of_peer(folder, env_id):
+    """Of three runs or more of another library, if they are what the row is compared with."""
+    if env_id not in PLAN[folder].get("peer", {}):
+        return []
+    runs = read(folder, f"{folder}_peer")[env_id].values()
+    return [rows[-100:, 1].mean() for rows in runs] if len(runs) >= 3 else []
+
+
+def judge(values, other, num_seeds=3, as_good="reproduced"):
+    """The status of a row; the other mean ± standard deviation is of that many seeds."""
     if len(values) < 3:
         return "partial"
-    if v1 == "none":
+    if other == "none":
         return "no published number"
-    mean, std = map(float, v1.split(" ± "))
+    mean, std = map(float, other.split(" ± "))
     ours = np.mean(values), np.std(values, ddof=1), len(values)
-    p_value = stats.ttest_ind_from_stats(*ours, mean, std, 3, equal_var=False).pvalue
+    p_value = stats.ttest_ind_from_stats(*ours, mean, std, num_seeds, equal_var=False).pvalue
     if p_value < 0.05:  # Welch's t-test; not a number where neither side varies
         return "better" if ours[0] > mean else "below"
-    return "reproduced" if ours[0] >= mean - std else "inconclusive"
+    return as_good if ours[0] >= mean - std else "inconclusive"
 
 
 def describe(values):
@@ -171,7 +185,7 @@ def overview():
     """A row for each file and environment; files without data of their own are not run."""
     lines = [
         "| file | environment | steps | seeds | return, mean ± SD | 95% interval "
-        "| v1 (upstream), mean ± SD | paper | status | speed | evidence |",
+        "| v1 (upstream) or peer, mean ± SD | paper | status | speed | evidence |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     stems = sorted(path.stem for path in (ROOT / "cleanrl").glob("*.py"))
@@ -193,27 +207,47 @@ def overview():
     return "\n".join(lines)
 
 
+def is_judged(folder, row):
+    return row[-1] not in ("partial", "no published number")
+
+
 def tally():
-    """How many results match v1, and how many Atari files have results."""
+    """How many results are as good as what they are compared with, and of how many files."""
     rows = [(folder, row) for folder in TABLES for row in summarize(folder)]
-    judged = [row[-1] for _, row in rows if row[-2] != "none" and row[-1] != "partial"]
-    good = sum(status in ("better", "reproduced") for status in judged)
-    others = [f"{judged.count(x)} {x}" for x in ("inconclusive", "below") if x in judged]
-    stems = {path.stem for path in (ROOT / "cleanrl").glob("*.py") if "_atari" in path.stem}
-    done = {stem_of(folder) for folder, row in rows if row[-1] != "partial"} & stems
-    counted = f"{len(done)} of {len(stems)} Atari files have" if done else "No Atari file has"
+    judged = [(folder, row) for folder, row in rows if is_judged(folder, row)]
+    of_peers = [row[-1] for folder, row in judged if row[0] in PLAN[folder].get("peer", {})]
+    of_v1 = [row[-1] for folder, row in judged if row[0] not in PLAN[folder].get("peer", {})]
+    stems = {path.stem for path in (ROOT / "cleanrl").glob("*.py")}
+    compared = {stem_of(folder) for folder, _ in judged}
+    atari = {stem for stem in stems if "_atari" in stem}
+    done = {stem_of(folder) for folder, row in rows if row[-1] != "partial"} & atari
+    counted = f"{len(done)} of {len(atari)} Atari files have" if done else "No Atari file has"
     return (
-        f"**{good} of {len(judged)}** results with three or more finished seeds match or exceed "
-        f"CleanRL v1's published number{'; ' * bool(others)}{' and '.join(others)}.\n"
+        f"{count(of_v1)} results with three or more finished seeds match or exceed "
+        f"CleanRL v1's published number{the_others(of_v1)}.\n"
+        f"Where v1 has none, {count(of_peers)} match or exceed another library that was trained "
+        f"with the same settings, steps and seeds{the_others(of_peers)}.\n"
+        f"**{len(compared)} of {len(stems)} files** have such a comparison. "
         f"**{counted} three finished seeds yet**: Atari's 10M-step runs are partial or not run."
     )
+
+
+def count(judged):
+    good = sum(status in ("better", "reproduced", "on par") for status in judged)
+    return f"**{good} of {len(judged)}**"
+
+
+def the_others(judged):
+    others = [f"{judged.count(x)} {x}" for x in ("inconclusive", "below") if x in judged]
+    return "; " * bool(others) + " and ".join(others)
 
 
 def highlights():
     """For the README: the tally, and the first result of each file that matches v1."""
     lines = []
     for folder in sorted(TABLES):
-        rows = [row for row in summarize(folder) if row[-2] != "none"]
+        peers = PLAN[folder].get("peer", {})
+        rows = [row for row in summarize(folder) if row[-2] != "none" and row[0] not in peers]
         for env_id, _, finished, _, v1, status in rows:
             if status in ("better", "reproduced"):
                 values, _ = describe(list(finished.values()))
@@ -245,20 +279,25 @@ def write(page, name, text):
 
 def plot(folder, path):
     data = {env_id: runs for env_id, runs in read(folder).items() if runs}
-    beside = PLAN[folder].get("beside", {})
+    beside = dict(PLAN[folder].get("beside", {}))
+    if any(returns_of_peer(folder, env_id) for env_id in data):
+        beside[f"{folder}_peer"] = ", ".join(sorted(set(PLAN[folder]["peer"].values())))
     size = (4 * len(data), 3.2)
     figure, axes = plt.subplots(1, len(data), figsize=size, squeeze=False, layout="constrained")
     for i, (axis, (env_id, runs)) in enumerate(zip(axes[0], data.items(), strict=True)):
-        others = {name: read(name).get(env_id, {}) for name in beside}
+        others = {name: read(folder, name).get(env_id, {}) for name in beside}
         lengths = [len(rows) for group in (runs, *others.values()) for rows in group.values()]
         # with 100 episodes, short runs would be all mean and no curve
         window = min(100, *(1 + length // 8 for length in lengths))
         plot_curves(axis, runs.values(), window, f"C{i}")
-        for name, other in others.items():
-            if other:
-                plot_curves(axis, other.values(), window, "0.45")
-                handles = [Line2D([], [], color=color) for color in (f"C{i}", "0.45")]
-                axis.legend(handles, [PLAN[folder]["label"], beside[name]], fontsize=8)
+        others = {name: other for name, other in others.items() if other}
+        colors = [f"C{i}", *("0.45", "0.72")[: len(others)]]
+        for color, other in zip(colors[1:], others.values(), strict=True):
+            plot_curves(axis, other.values(), window, color)
+        if others:
+            handles = [Line2D([], [], color=color) for color in colors]
+            own = PLAN[folder].get("label", f"{stem_of(folder)}.py")
+            axis.legend(handles, [own, *(beside[name] for name in others)], fontsize=8)
         v1 = PLAN[folder]["v1"][env_id]
         if v1 != "none":
             published = dict(color="black", linestyle="--", linewidth=0.9, label="CleanRL v1")

@@ -24,6 +24,7 @@ from export_runs import PACKAGES, place, save_episodes  # noqa: E402
 
 from cleanrl_utils.speed import measure  # noqa: E402
 
+RESULTS = ROOT / "results"
 PLAN = tomllib.loads((ROOT / "scripts" / "results.toml").read_text(encoding="utf-8"))
 OURS = " tyro psutil filelock tqdm pydantic"  # what our files import
 SB3 = measure.SB3 + OURS
@@ -63,10 +64,10 @@ def main(folder, num_seeds=None):
     if not (stem and envs):
         raise SystemExit(f"scripts/results.toml has no [{folder}.peer], or no library is known")
     program, packages = PEERS[stem]
-    target = ROOT / "results" / f"{folder}_peer"
+    target = RESULTS / f"{folder}_peer"
     target.mkdir(exist_ok=True)
     path = target / "runs.json"
-    ours = json.loads((ROOT / "results" / folder / "runs.json").read_text())
+    ours = json.loads((RESULTS / folder / "runs.json").read_text())
     for name, run in ours.items():
         env_id, seed = place(name)
         told = json.loads(path.read_text()) if path.exists() else {}
@@ -77,6 +78,7 @@ def main(folder, num_seeds=None):
             done = measure.run_peer(
                 envs[env_id], program, packages, settings, Path(scratch), None, file
             )
+        versions = {x.replace("_", "-"): version for x, version in done["versions"].items()}
         save_episodes(target / f"{name}.csv", done["episodes"])
         told[name] = {
             "program": program,
@@ -84,7 +86,7 @@ def main(folder, num_seeds=None):
             "commit": git_commit().removesuffix("-dirty"),
             "device": "cpu",
             "python": platform.python_version(),
-            "packages": {x: done["versions"][x] for x in PACKAGES if x in done["versions"]},
+            "packages": {x: versions[x] for x in PACKAGES if x in versions},
             "steps": done["marks"][-1][0],
         } | ({"dirty": True} if git_commit().endswith("-dirty") else {})
         in_order = dict(sorted(told.items(), key=lambda item: place(item[0])))

@@ -9,6 +9,7 @@ import pytest
 from tests.harness import FILES, PPO, ROOT, only_run, scalars, train
 from tests.test_contract import edit
 from tests.test_docs import load
+from tests.test_speed import needs_uv
 
 
 @pytest.fixture
@@ -151,7 +152,8 @@ def test_one_command_rebuilds_the_docs(tmp_path, monkeypatch):
     report = load(ROOT / "scripts" / "build_results.py")
     folders = {path.name for path in (ROOT / "results").iterdir() if path.is_dir()}
     with_runs = {path.parent.name for path in (ROOT / "results").glob("*/*.csv")}
-    assert {"ppo", "ablations"} <= with_runs <= set(report.PLAN) <= folders
+    peers = {f"{folder}_peer" for folder, about in report.PLAN.items() if "peer" in about}
+    assert {"ppo", "ablations"} <= with_runs <= set(report.PLAN) | peers <= folders
     docs = tmp_path / "docs" / "rl-algorithms"
     docs.mkdir(parents=True)
     for page in (ROOT / "docs" / "rl-algorithms").glob("*.md"):
@@ -217,3 +219,80 @@ def test_speed_is_the_data(tmp_path):
     assert len(rows) == 1 and "| 300 | Stable-Baselines3 | 3.00 (3.00 to 3.00) | 2 |" in rows[0]
     speed.draw(new, tmp_path / "speed.png")
     assert (tmp_path / "speed.png").stat().st_size > 5_000
+
+
+def write_runs(folder, env_id, returns):
+    """A run per return, of 120 episodes of which the last hundred have it."""
+    folder.mkdir(exist_ok=True)
+    for seed, value in enumerate(returns, start=1):
+        rows = [f"{10 * i},{value if i >= 20 else -1e4},{i}" for i in range(120)]
+        lines = "\n".join(["step,episodic_return,seconds", *rows])
+        (folder / f"{env_id}__{seed}.csv").write_text(lines)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "status"),
+    [
+        ((7.4, 7.6, 7.5), "on par"),
+        ((7.6, 9.6, 8.0), "on par"),
+        ((8.9, 9.0, 9.1), "below"),
+        ((8.0, 7.8, 7.9), "inconclusive"),
+        ((1.0, 2.0, 3.0), "better"),
+        ((7.4, 7.6), "no published number"),
+    ],
+)
+def test_a_row_stands_beside_another_library(results, theirs, status):
+    _, report, folder = results
+    write_runs(folder / "ppo_multidiscrete", "Taxi-v4", (7.2, 7.6, 7.9))
+    write_runs(folder / "ppo_multidiscrete_peer", "Taxi-v4", theirs)
+    table = report.table("ppo_multidiscrete")
+    other = "none"
+    if len(theirs) == 3:
+        other = f"sb3-contrib's MaskablePPO: {np.mean(theirs):.2f} ± {np.std(theirs, ddof=1):.2f}"
+    assert f"| 7.2, 7.6, 7.9 | {other} | {status} |" in table
+    report.plot("ppo_multidiscrete", folder / "ppo.png")
+    assert (folder / "ppo.png").stat().st_size > 10_000
+
+
+def test_the_tally_counts_published_numbers_and_libraries_apart(results):
+    _, report, folder = results
+    write_runs(folder / "ppo", "CartPole-v1", (499.0, 500.0, 500.0))
+    write_runs(folder / "ppo", "Acrobot-v1", (-190.0, -180.0, -185.0))
+    write_runs(folder / "ppo_multidiscrete", "Taxi-v4", (7.2, 7.6, 7.9))
+    write_runs(folder / "ppo_multidiscrete_no_mask", "Taxi-v4", (-200.0, -200.1, -200.2))
+    assert "**1 of 2** results" in report.tally() and "number; 1 below." in report.tally()
+    assert "**0 of 0** match" in report.tally() and "**1 of " in report.tally()
+    write_runs(folder / "ppo_multidiscrete_peer", "Taxi-v4", (7.4, 7.6, 7.5))
+    assert "**1 of 2** results" in report.tally() and "**1 of 1** match" in report.tally()
+    assert "**2 of " in report.tally(), "files"
+    (folder / "speed.json").write_text("[]")
+    assert "MaskablePPO" in report.overview() and "MaskablePPO" not in report.highlights()
+
+
+@needs_uv
+def test_another_library_trains_what_we_trained(tmp_path, monkeypatch, capsys):
+    """Real runs: ours, then sb3-contrib's with the same settings, steps and seed."""
+    peers = load(ROOT / "scripts" / "train_peers.py")
+    flags = ["--total-timesteps", 1024, "--env-id", "Taxi-v4"]
+    train(FILES["ppo_multidiscrete"], tmp_path, *flags)
+    export = load(ROOT / "scripts" / "export_runs.py")
+    export.RESULTS = tmp_path / "results"
+    export.RESULTS.mkdir()
+    export.export("ppo_multidiscrete", tmp_path / "runs")
+    monkeypatch.setattr(peers, "RESULTS", export.RESULTS)
+    peers.main("ppo_multidiscrete")
+    told = json.loads((tmp_path / "results/ppo_multidiscrete_peer/runs.json").read_text())
+    (run,) = told.values()
+    assert run["args"]["total_timesteps"] == run["steps"] == 1024 and run["args"]["seed"] == 1
+    assert "sb3-contrib" in run["packages"]
+    rows = (tmp_path / "results/ppo_multidiscrete_peer/Taxi-v4__1.csv").read_text().splitlines()
+    steps, returns, _ = np.array([row.split(",") for row in rows[1:]], dtype=float).T
+    assert rows[0] == "step,episodic_return,seconds"
+    assert (np.diff(steps) >= 0).all() and 0 < steps[-1] <= 1024
+    assert ((-2000 <= returns) & (returns <= 20)).all()
+
+    capsys.readouterr()
+    peers.main("ppo_multidiscrete")
+    assert not capsys.readouterr().out, "what is there is not trained again"
+    with pytest.raises(SystemExit, match=r"no \[ppo.peer\]"):
+        peers.main("ppo")
