@@ -3,7 +3,9 @@
     python scripts/report_ablations.py
 
 scripts/run_ablations.py makes the runs. Only seeds that both sides of a comparison have count. A
-run counts with the mean return of the episodes in its last tenth.
+run counts with the mean return of the episodes in its last tenth. The interval of a difference is
+Welch's. With five seeds or more there is a verdict: Welch's t-test, with Holm's correction for the
+number of details that are tested, at a level of 5%.
 """
 
 import csv
@@ -13,6 +15,7 @@ import tomllib
 from pathlib import Path
 
 import numpy as np
+from scipy import stats
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "results" / "ablations"
@@ -21,6 +24,8 @@ PLAN = tomllib.loads((ROOT / "scripts" / "ablations.toml").read_text())
 TASKS = [task["name"] for task in PLAN["task"]]
 BLOCK = re.compile(r"(<!-- ablations -->\n).*?(\n<!-- end of ablations -->)", re.S)
 STEPS = 200_000  # of every task
+LEVEL = 0.05  # for all verdicts together
+MIN_SEEDS = 5  # for a verdict
 SMOOTH = 5  # hundredths of a run that a point of a curve is the mean of
 
 
@@ -51,20 +56,69 @@ def final(rows):
     return np.average(last[:, 2], weights=last[:, 1])
 
 
+def compare(ablation, data):
+    """The final returns with and without a detail, and Welch's test of their difference."""
+    runs = sides(ablation, data)
+    finals = [np.array([final(rows) for rows in side]) for side in runs]
+    is_same = bool(runs[0]) and all(map(np.array_equal, *runs))
+    varies = len(runs[0]) > 1 and any(np.ptp(side) > 1e-6 for side in finals)
+    return finals, welch(*finals) if varies else None, is_same
+
+
+def welch(x, y):
+    """The difference of the means, the half of its 95% interval, and the p-value."""
+    parts = np.var(x, ddof=1) / len(x), np.var(y, ddof=1) / len(y)
+    error = sum(parts) ** 0.5
+    freedom = sum(parts) ** 2 / (parts[0] ** 2 / (len(x) - 1) + parts[1] ** 2 / (len(y) - 1))
+    difference = np.mean(x) - np.mean(y)
+    p_value = 2 * stats.t.sf(abs(difference) / error, freedom)
+    return difference, stats.t.ppf(0.975, freedom) * error, p_value
+
+
+def verdicts(data):
+    """{detail: verdict} of those with enough seeds, by Holm's method over all of them."""
+    found, p_values = {}, {}
+    for ablation in PLAN["ablation"]:
+        (whole, cut), test, is_same = compare(ablation, data)
+        if len(whole) < MIN_SEEDS:
+            found[ablation["detail"]] = "not tested"
+        elif is_same or (test is None and np.isclose(whole.mean(), cut.mean())):
+            found[ablation["detail"]] = "not distinguishable"
+        else:
+            direction = "matters" if whole.mean() > cut.mean() else "better without it"
+            p_values[ablation["detail"]] = test[2] if test else 0, direction
+    still = True
+    for rank, (detail, (p_value, direction)) in enumerate(sorted(p_values.items(), key=by_p)):
+        still = still and p_value <= LEVEL / (len(p_values) - rank)
+        found[detail] = direction if still else "not distinguishable"
+    return found
+
+
+def by_p(item):
+    return item[1][0]
+
+
 def table(data):
     lines = [
-        "| detail | task | without it | seeds | return with | return without |",
-        "|---|---|---|---|---|---|",
+        "| detail | task | without it | seeds | return with | return without "
+        "| difference, 95% interval | verdict |",
+        "|---|---|---|---|---|---|---|---|",
     ]
+    found = verdicts(data)
     for ablation in sorted(PLAN["ablation"], key=order):
-        runs, told = sides(ablation, data), []
-        for side in runs:
-            finals = [final(rows) for rows in side]
-            spread = f" ± {np.std(finals, ddof=1):.1f}" if len(finals) > 1 else ""
-            told.append(f"{np.mean(finals):.1f}{spread}" if finals else "not run")
-        if runs[0] and all(map(np.array_equal, *runs)):
-            told[1] = "identical runs: it has no effect"
-        cells = ablation["detail"], ablation["task"], ablation["without"], len(runs[0]), *told
+        finals, test, is_same = compare(ablation, data)
+        told = []
+        for side in finals:
+            spread = f" ± {np.std(side, ddof=1):.1f}" if len(side) > 1 else ""
+            told.append(f"{np.mean(side):.1f}{spread}" if len(side) else "not run")
+        difference = ""
+        if is_same:
+            told[1] = "identical runs"
+        elif test is not None:
+            middle, half, _ = test
+            difference = f"{middle:.1f} ({middle - half:.1f} to {middle + half:.1f})"
+        cells = [ablation["detail"], ablation["task"], ablation["without"], len(finals[0]), *told]
+        cells += [difference, found[ablation["detail"]]]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 

@@ -91,7 +91,9 @@ def curve(run):
 
 
 def collect(folder, runs, out):
-    """The data of all finished runs; of two with one seed, the later."""
+    """The data of all finished runs; of two with one seed, the later.
+
+    What is there of variants that were not run here stays."""
     rows, settings = {}, {}
     for path in sorted(
         runs.glob("*__ablation_*/run.json"),
@@ -117,6 +119,14 @@ def collect(folder, runs, out):
                 "packages": packages,
             }
     out.mkdir(parents=True, exist_ok=True)
+    if (out / "curves.csv").exists():
+        with (out / "curves.csv").open() as file:
+            for name, seed, *point in list(csv.reader(file))[1:]:
+                if name not in settings:
+                    step, count, mean = map(float, point)
+                    rows.setdefault((name, int(seed)), []).append((round(step), round(count), mean))
+        kept = json.loads((out / "runs.json").read_text())
+        settings = kept | settings
     with (out / "curves.csv").open("w", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(["variant", "seed", "step", "episodes", "mean_return"])

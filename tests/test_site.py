@@ -19,6 +19,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 import gymnasium as gym
 import numpy as np
 import pytest
+import scipy.stats
 import tyro
 import yaml
 from torch.utils.tensorboard import SummaryWriter
@@ -406,9 +407,50 @@ def test_ablation_curves(tmp_path, monkeypatch):
         "core_9": [1],
     }
     (row,) = [line for line in report.table(data).splitlines() if line.startswith("| core 9 |")]
-    assert row.endswith("| 1 | 9.0 | 3.0 |")
+    assert row.endswith("| 1 | 9.0 | 3.0 |  | not tested |")
+    shutil.rmtree(tmp_path / "runs" / f"CartPole-v1__ablation_{name}__1__1")
+    shutil.rmtree(tmp_path / "runs" / f"CartPole-v1__ablation_{name}__2__1")
+    ablations.collect(tmp_path, tmp_path / "runs", tmp_path / "data")
+    again = report.read()
+    assert again.keys() == data.keys(), "what was not run here stays"
+    np.testing.assert_array_equal(again[name][2], data[name][2])
     report.draw(next(a for a in report.PLAN["ablation"] if a["detail"] == "core 9"), data)
     assert "without" in (tmp_path / "ablations" / "core_9.svg").read_text()
+
+
+def test_verdicts_of_ablations(monkeypatch):
+    """Holm's method: the smallest p-value is compared with 5% over the number of tests, the next
+    with 5% over one less, until one fails."""
+    report = load(ROOT / "scripts" / "report_ablations.py")
+    base = np.array([1.0, 2.0, 3.0, 4.0, 5.0])
+
+    def runs(finals):
+        return {seed: np.array([[report.STEPS, 1, final]]) for seed, final in enumerate(finals)}
+
+    task = "CartPole-v1"
+    cuts = {
+        "core 1": base - 2.6,  # p = 0.032: more than 5% / 2
+        "core 3": base - 2.5,  # p = 0.037
+        "core 6": base,  # identical
+        "core 9": base[:4],  # too few seeds
+    }
+    monkeypatch.setitem(report.PLAN, "ablation", [dict(detail=x, task=task) for x in cuts])
+    data = {x.replace(" ", "_"): runs(finals) for x, finals in cuts.items()}
+    data[f"task_{report.TASKS.index(task)}"] = runs(base)
+    same = "not distinguishable"
+    expected = {"core 1": same, "core 3": same, "core 6": same, "core 9": "not tested"}
+    assert report.verdicts(data) == expected
+    data["core_1"] = runs(base + 100)
+    expected |= {"core 1": "better without it", "core 3": "matters"}
+    assert report.verdicts(data) == expected, "core 3 is now compared with 5%"
+    x, y = np.array([1.0, 2.0, 4.0]), np.array([3.0, 9.0, 4.0, 5.0])
+    theirs = scipy.stats.ttest_ind(x, y, equal_var=False)
+    difference, half, p_value = report.welch(x, y)
+    interval = theirs.confidence_interval(0.95)
+    np.testing.assert_allclose([difference - half, difference + half], interval)
+    np.testing.assert_allclose(p_value, theirs.pvalue)
+    constant = {"core_1": runs([0] * 5), f"task_{report.TASKS.index(task)}": runs([500] * 5)}
+    assert report.verdicts(data | constant)["core 1"] == "matters", "neither side varies"
 
 
 @pytest.mark.parametrize("name", FILMED)
