@@ -66,8 +66,9 @@ FAMILIES = {
         *(f"{x}_continuous_action_jax" for x in ("ddpg", "td3", "sac", "tqc", "droq", "crossq")),
         "simba_v2_sac_jax",
     ],
-    "Robots, JAX": ["ppo_continuous_action_jax", "fast_td3_jax"],
+    "Robots, JAX": ["ppo_continuous_action_jax", "fast_td3_jax", "fast_sac_jax"],
     "TD3, JAX": ["td3_continuous_action_jax", "fast_td3_jax"],
+    "SAC, JAX": ["sac_continuous_action_jax", "fast_sac_jax"],
 }
 
 

@@ -75,6 +75,8 @@ FLAGS = {
     "ppo_continuous_action_jax": f"{PIXELS} --env-id brax/inverted_pendulum",
     "fast_td3_jax": "--env-id brax/inverted_pendulum --num-envs 8 --batch-size 64 "
     "--learning-starts 64 --buffer-size 8000 --q-network-width 64 --total-timesteps 1600",
+    "fast_sac_jax": "--env-id brax/inverted_pendulum --num-envs 8 --batch-size 64 "
+    "--learning-starts 64 --buffer-size 8000 --q-network-width 64 --total-timesteps 1600",
     "ppo_atari_envpool_xla_jax": PIXELS,
     "ppo_atari_envpool_xla_jax_scan": PIXELS,
 }

@@ -61,7 +61,7 @@ def probe(file, name):
         return f"GymnaxProbe/{name}-v0"
     if file.stem in ("ippo_jax", "mappo_rnn_jax"):
         return f"tests.jaxmarl_probes:{name}"
-    if file.stem in ("ppo_continuous_action_jax", "fast_td3_jax"):
+    if file.stem in ("ppo_continuous_action_jax", "fast_td3_jax", "fast_sac_jax"):
         from tests import brax_probes  # noqa: F401  registers them
 
         return f"brax/{name}"

@@ -198,7 +198,7 @@ def small(file, *flags):
     if learns_control(file):
         narrow = ("--q-width", 16) if re.match("crossq|simba", file.stem) else ()
         return (*SMALL_CONTROL, *narrow, "--checkpoint-interval", iteration(file), *flags)
-    if "fast_td3" in file.stem:
+    if file.stem.startswith("fast_"):
         narrow = ("--q-network-width", 16, "--actor-width", 16, "--env-id", "brax/ant")
         few = ("--num-envs", 2, "--learning-starts", 16, "--batch-size", 2, "--buffer-size", 64)
         return (*narrow, *few, "--checkpoint-interval", iteration(file), *flags)

@@ -146,6 +146,8 @@ torchrun --nproc-per-node 2 cleanrl/ppo_atari_multigpu.py --resume runs/<run>
 # run by test_ppo_continuous_action_isaacgym.test_mjlab_cartpole (slow)
 python cleanrl/ppo_continuous_action_isaacgym.py --env-id Mjlab-Cartpole-Balance --num-envs 64
 # these download models of robots
+python cleanrl/fast_sac_jax.py
+python cleanrl/fast_sac_jax.py --env-id playground/G1JoystickFlatTerrain --no-pushes
 python cleanrl/fast_td3_jax.py
 python cleanrl/fast_td3_jax.py --env-id playground/G1JoystickFlatTerrain --no-pushes
 python cleanrl/fast_td3_jax.py --env-id playground/Go1JoystickFlatTerrain --num-updates 8 \
@@ -411,6 +413,7 @@ DETAILS = {
     "crossq": ("crossq_continuous_action_jax", 3, "crossq.md"),
     "simba": ("simba_v2_sac_jax", 8, "simba-v2.md"),
     "fasttd3": ("fast_td3_jax", 10, "fast-td3.md"),
+    "fastsac": ("fast_sac_jax", 5, "fast-sac.md"),
     "multigpu": ("ppo_atari_multigpu", 10, "ppo-multigpu.md"),
     "rnn": ("ppo_rnn_jax", 3, "ppo-rnn-jax.md"),
     "jaxtari": ("ppo_jaxtari_jax", 4, "ppo-jaxtari-jax.md"),

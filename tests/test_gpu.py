@@ -75,6 +75,10 @@ COMPILED = {
         *("--env-id", "brax/ant", "--v-min", -100, "--v-max", 300),
         *("--buffer-size", 1_024_000, "--total-timesteps", 204_800),
     ),
+    "fast_sac_jax": (
+        *("--env-id", "brax/ant", "--v-min", -100, "--v-max", 300),
+        *("--buffer-size", 1_024_000, "--total-timesteps", 409_600),
+    ),
 }
 
 

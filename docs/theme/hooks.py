@@ -60,6 +60,7 @@ PARENTS = {  # what a file grew out of, where its name does not say so
     "crossq_continuous_action_jax": "sac_continuous_action_jax",
     "simba_v2_sac_jax": "sac_continuous_action_jax",
     "fast_td3_jax": "td3_continuous_action_jax",
+    "fast_sac_jax": "fast_td3_jax",
     "ppo_continuous_lstm": "ppo_atari_lstm",
     "ppo_rnn_jax": "ppo_jax",
     "ppo_jaxtari_jax": "ppo_jax",
