@@ -269,6 +269,21 @@ def test_the_tally_counts_published_numbers_and_libraries_apart(results):
     assert "MaskablePPO" in report.overview() and "MaskablePPO" not in report.highlights()
 
 
+def test_every_comparison_can_be_made_again():
+    """Each [folder.peer] names environments of its folder, and a library that can be installed."""
+    peers = load(ROOT / "scripts" / "train_peers.py")
+    compared = {folder: about for folder, about in peers.PLAN.items() if "peer" in about}
+    assert {peers.file_of(folder) for folder in compared} == set(peers.PEERS)
+    for folder, about in compared.items():
+        assert about["peer"].keys() <= about["v1"].keys()
+        assert {about["v1"][env_id] for env_id in about["peer"]} == {"none"}, "v1 comes first"
+        program, packages = peers.PEERS[peers.file_of(folder)]
+        assert (peers.measure.PROGRAMS / program.split()[0]).exists()
+        assert len(list(peers.measure.with_packages(packages))) >= 2 * len(packages.split()), (
+            "a package is not in constraints.txt"
+        )
+
+
 @needs_uv
 def test_another_library_trains_what_we_trained(tmp_path, monkeypatch, capsys):
     """Real runs: ours, then sb3-contrib's with the same settings, steps and seed."""
