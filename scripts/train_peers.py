@@ -37,7 +37,7 @@ PEERS = {  # file: the program in cleanrl_utils/speed/peers, and its packages
     "ppo_continuous_lstm": ("stable_baselines.py sb3_contrib RecurrentPPO", CONTRIB),
     "ppo_rnn_jax": (
         "stable_baselines.py sb3_contrib RecurrentPPO",
-        f"{CONTRIB} jax jaxlib flax optax gymnax",
+        f"{CONTRIB} jax jaxlib flax optax gymnax six",
     ),
     "ppo_continuous_action_jax": ("brax_ppo.py", BRAX),
     "sac_continuous_action_jax": ("stable_baselines.py sbx SAC", SBX),

@@ -93,9 +93,8 @@ def ppo_settings():
 
         networks |= {"activation_fn": flax.linen.tanh, "ortho_init": True}
         return theirs | {"policy_kwargs": networks}
-    if algorithm == "RecurrentPPO":  # one network for both, as in our files
-        networks = dict(net_arch=[], shared_lstm=True, enable_critic_lstm=False)
-        networks |= dict(lstm_hidden_size=128)
+    if algorithm == "RecurrentPPO":  # a shared LSTM would learn nothing from the value loss there
+        networks = dict(lstm_hidden_size=128)
     theirs["clip_range_vf"] = settings["clip_coef"] if settings["clip_vloss"] else None
     theirs["target_kl"] = settings.get("target_kl")
     return theirs | {"policy_kwargs": networks | {"activation_fn": torch.nn.Tanh}}
