@@ -221,11 +221,16 @@ def leave_one_out(groups):
     print(f"at the end: {dict(verdicts)}; at all points: {dict(early)}")
 
 
+def is_another_program(folder):
+    """Not what the file is now, but what it was before, or another library."""
+    return folder.endswith(("_before", "_peer"))
+
+
 def find_groups():
     """{algorithm: its folders of results/ with runs}; what a changed copy left is no reference."""
     groups = {}
     for path in sorted(RESULTS.glob("*/runs.json")):
-        if any(path.parent.glob("*__*.csv")) and not path.parent.name.endswith("_before"):
+        if any(path.parent.glob("*__*.csv")) and not is_another_program(path.parent.name):
             groups.setdefault(find_algorithm(path.parent.name), []).append(path.parent)
     return groups
 
