@@ -9,9 +9,9 @@ between <!-- results: FOLDER --> and <!-- end of results -->.
 As in CleanRL v1's tables, the return of a run is the mean of its last 100 training episodes. A mean
 is of finished runs only, with the sample standard deviation and a 95% interval (Student's t); runs
 that were stopped early stand apart. A row is compared with CleanRL v1's published number or, where
-there is none, with a peer: another library that scripts/train_peers.py trained. A point of a plot is
-the mean of the last 100 episodes, or of an eighth of the run's where that is fewer. Its line is the
-mean of the runs, the band their sample standard deviation, and the dashed line CleanRL v1's
+there is none, with a peer: another library that scripts/train_peers.py trained. A point of a plot
+is the mean of the last 100 episodes, or of an eighth of the run's where that is fewer. Its line is
+the mean of the runs, the band their sample standard deviation, and the dashed line CleanRL v1's
 published mean.
 """
 

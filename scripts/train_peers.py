@@ -2,11 +2,11 @@
 
     python scripts/train_peers.py ppo_dict
 
-scripts/results.toml names the environments that are compared, under [ppo_dict.peer]. For each run of
-results/ppo_dict on them, the other library trains for as many steps with the same settings and seed,
-on one CPU thread. Its episodes go to results/ppo_dict_peer, with settings and versions in runs.json.
-A run that is there already is not trained again. uv installs the library into an environment of its
-own.
+scripts/results.toml names the environments that are compared, under [ppo_dict.peer]. For each run
+of results/ppo_dict on them, the other library trains for as many steps with the same settings and
+seed, on one CPU thread. Its episodes go to results/ppo_dict_peer, with settings and versions in
+runs.json. A run that is there already is not trained again. uv installs the library into an
+environment of its own.
 """
 
 import argparse

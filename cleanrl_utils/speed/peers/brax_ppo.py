@@ -23,7 +23,9 @@ def log(step, metrics):
 
 # its networks are its own; it neither anneals the learning rate nor clips the values
 train.train(
-    envs.get_environment(settings["env_id"].removeprefix("brax/"), backend=settings["physics"] or "spring"),
+    envs.get_environment(
+        settings["env_id"].removeprefix("brax/"), backend=settings["physics"] or "spring"
+    ),
     num_timesteps=settings["total_timesteps"] // num_steps * num_steps,
     episode_length=settings["episode_length"] or 1000,
     num_envs=settings["num_envs"],
