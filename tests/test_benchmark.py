@@ -739,16 +739,21 @@ def test_published_commands(file):
     if "cleanrl_utils.benchmark" not in text:
         assert "cleanrl/" in text and "python" in text, "side by side on a GPU, by hand"
         return
-    flags = shlex.split(
-        text.split("cleanrl_utils.benchmark", 1)[1].split('"$@"')[0].replace("\\\n", " ")
-    )
-    args = tyro.cli(plan.Args, args=flags)
-    plan.check(args)
-    planned = {
-        f"{(run.env_id or 'Taxi-v4').replace('/', '-')}__{run.seed}" for run in plan.make_plan(args)
-    }
-    assert len(planned) == args.num_seeds * max(1, len(args.env_ids))
-    assert args.command[0].startswith("python ") and f" cleanrl/{algorithm}.py" in args.command[0]
+    planned = set()
+    for part in text.split("cleanrl_utils.benchmark")[1:]:
+        flags = part.split('"$@"')[0].replace("\\\n", " ")
+        if "$" in flags or "../" in flags:  # a part that the shell completes, or in a folder
+            continue
+        args = tyro.cli(plan.Args, args=shlex.split(flags))
+        plan.check(args)
+        runs = {
+            f"{(run.env_id or 'Taxi-v4').split(':')[-1].replace('/', '-')}__{run.seed}"
+            for run in plan.make_plan(args)
+        }
+        assert len(runs) == args.num_seeds * max(1, len(args.env_ids))
+        (stem,) = re.findall(r"^python .*\bcleanrl/(\w+)\.py", args.command[0])
+        assert algorithm.startswith(stem)
+        planned |= runs
     if (published := ROOT / "results" / algorithm / "runs.json").exists():
         assert set(json.loads(published.read_text())) <= planned
 

@@ -24,7 +24,7 @@ TAG = re.compile(r'\[line \d+\]\((?P<link>[^)\s]+) "(?P<family>[a-z][a-z0-9]*) (
 TEST = r"\[`test_\w+`\]\([^)]*\)"
 GUARDS = re.compile(rf"\s*\(\[line \d+\]\([^)]*\),\s+(?P<tests>{TEST}(?:,\s+{TEST})*)\)")
 PAPERS = tomllib.loads((ROOT / "docs" / "theme" / "papers.toml").read_text(encoding="utf-8"))
-RANK = ["better", "reproduced", "inconclusive", "below", "no published number", "partial"]
+RANK = ["better", "reproduced", "on par", "inconclusive", "below", "no published number", "partial"]
 WORDS = {  # of a file's name, and the label that each stands for
     "jax": "JAX",
     "atari": "Atari",
@@ -142,6 +142,11 @@ def labels(name):
     return sorted(dict.fromkeys(told))
 
 
+def is_beside_a_peer(folder, row):
+    """Whether a result is compared with another library, and not with CleanRL v1."""
+    return row[0] in build_results.PLAN[folder].get("peer", {})
+
+
 def headline(name):
     """The best known result in one sentence, and the status of all of the file's results."""
     rows = results_of(name)
@@ -149,9 +154,10 @@ def headline(name):
         return "Rated against its own earlier agents.", "Elo ratings"
     if not rows:
         return "No published curves yet.", "not run"
-    _, (env_id, planned, finished, stopped, v1, status) = rows[0]
-    reproduced = [row for _, row in rows if row[-1] in ("better", "reproduced")]
-    status = f"reproduced {len(reproduced)} of {len(rows)}" if reproduced else status
+    folder, (env_id, planned, finished, stopped, v1, status) = rows[0]
+    of_v1 = [row[-1] for folder, row in rows if not is_beside_a_peer(folder, row)]
+    reproduced = [status for status in of_v1 if status in ("better", "reproduced")]
+    status = f"reproduced {len(reproduced)} of {len(of_v1)}" if reproduced else status
     steps = build_results.in_short(planned)
     if finished:
         values, _ = build_results.describe(list(finished.values()))
@@ -163,7 +169,7 @@ def headline(name):
         reached = build_results.in_short(so_far)
         told = f"**{env_id}: {final:.1f}** so far ({reached} of {steps} steps)"
     if v1 != "none":
-        told += f"; CleanRL v1: {v1}"
+        told += f"; {v1}" if is_beside_a_peer(folder, rows[0][1]) else f"; CleanRL v1: {v1}"
     return told + ".", status
 
 
@@ -247,14 +253,15 @@ def tiles():
         row[-1]
         for folder in build_results.TABLES
         for row in build_results.summarize(folder)
-        if row[-2] != "none" and row[-1] != "partial"
+        if row[-2] != "none" and row[-1] != "partial" and not is_beside_a_peer(folder, row)
     ]
     matched = sum(status in ("better", "reproduced") for status in judged)
     speed = json.loads((ROOT / "results" / "speed.json").read_text(encoding="utf-8"))
     (ppo,) = [told for told in speed if told["file"] == "ppo"]
     faster = median(build_results.ratios(ppo, "sb3"))
-    folders = (ROOT / "results").glob("*/runs.json")
-    runs = sum(len(json.loads(path.read_text(encoding="utf-8"))) for path in folders)
+    paths = (ROOT / "results").glob("*/runs.json")
+    ours = [path for path in paths if not path.parent.name.endswith("_peer")]
+    runs = sum(len(json.loads(path.read_text(encoding="utf-8"))) for path in ours)
     told = {
         f"{matched} of {len(judged)}": "results with three seeds or more match or exceed "
         f"[v1's published number](results.md). {state_of_atari()}",
