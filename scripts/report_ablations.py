@@ -81,7 +81,7 @@ def verdicts(data):
     for ablation in PLAN["ablation"]:
         (whole, cut), test, is_same = compare(ablation, data)
         if len(whole) < MIN_SEEDS:
-            found[ablation["detail"]] = "not tested"
+            found[ablation["detail"]] = "too few seeds"
         elif is_same or (test is None and np.isclose(whole.mean(), cut.mean())):
             found[ablation["detail"]] = "not distinguishable"
         else:
@@ -140,7 +140,7 @@ def block(data):
     about = json.loads((DATA / "runs.json").read_text())
     devices = ", ".join(sorted({run["device"] for run in about.values()}))
     protocol = f"{STEPS:,} steps, {seeds} seeds, on {devices}"
-    return f"{protocol}; mean ± standard deviation of the runs.\n\n{table(data)}"
+    return f"{protocol}; mean ± standard deviation of the runs. A verdict needs {MIN_SEEDS} seeds.\n\n{table(data)}"
 
 
 def smooth(rows):

@@ -407,7 +407,7 @@ def test_ablation_curves(tmp_path, monkeypatch):
         "core_9": [1],
     }
     (row,) = [line for line in report.table(data).splitlines() if line.startswith("| core 9 |")]
-    assert row.endswith("| 1 | 9.0 | 3.0 |  | not tested |")
+    assert row.endswith("| 1 | 9.0 | 3.0 |  | too few seeds |")
     shutil.rmtree(tmp_path / "runs" / f"CartPole-v1__ablation_{name}__1__1")
     shutil.rmtree(tmp_path / "runs" / f"CartPole-v1__ablation_{name}__2__1")
     ablations.collect(tmp_path, tmp_path / "runs", tmp_path / "data")
@@ -438,7 +438,7 @@ def test_verdicts_of_ablations(monkeypatch):
     data = {x.replace(" ", "_"): runs(finals) for x, finals in cuts.items()}
     data[f"task_{report.TASKS.index(task)}"] = runs(base)
     same = "not distinguishable"
-    expected = {"core 1": same, "core 3": same, "core 6": same, "core 9": "not tested"}
+    expected = {"core 1": same, "core 3": same, "core 6": same, "core 9": "too few seeds"}
     assert report.verdicts(data) == expected
     data["core_1"] = runs(base + 100)
     expected |= {"core 1": "better without it", "core 3": "matters"}
