@@ -140,7 +140,8 @@ def block(data):
     about = json.loads((DATA / "runs.json").read_text())
     devices = ", ".join(sorted({run["device"] for run in about.values()}))
     protocol = f"{STEPS:,} steps, {seeds} seeds, on {devices}"
-    return f"{protocol}; mean ± standard deviation of the runs. A verdict needs {MIN_SEEDS} seeds.\n\n{table(data)}"
+    told = f"mean ± standard deviation of the runs. A verdict needs {MIN_SEEDS} seeds."
+    return f"{protocol}; {told}\n\n{table(data)}"
 
 
 def smooth(rows):
