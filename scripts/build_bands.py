@@ -222,8 +222,8 @@ def leave_one_out(groups):
 
 
 def is_another_program(folder):
-    """Not what the file is now, but what it was before, or another library."""
-    return folder.endswith(("_before", "_peer"))
+    """Not what the file is now, but what it was before, another library, or PPO beside it."""
+    return folder.endswith(("_before", "_peer", "_jax_ppo"))
 
 
 def find_groups():

@@ -207,14 +207,14 @@ def overview():
     return "\n".join(lines)
 
 
-def is_judged(folder, row):
+def is_judged(row):
     return row[-1] not in ("partial", "no published number")
 
 
 def tally():
     """How many results are as good as what they are compared with, and of how many files."""
     rows = [(folder, row) for folder in TABLES for row in summarize(folder)]
-    judged = [(folder, row) for folder, row in rows if is_judged(folder, row)]
+    judged = [(folder, row) for folder, row in rows if is_judged(row)]
     of_peers = [row[-1] for folder, row in judged if row[0] in PLAN[folder].get("peer", {})]
     of_v1 = [row[-1] for folder, row in judged if row[0] not in PLAN[folder].get("peer", {})]
     stems = {path.stem for path in (ROOT / "cleanrl").glob("*.py")}
