@@ -42,7 +42,7 @@ train.train(
     max_grad_norm=settings["max_grad_norm"],
     normalize_advantage=settings["norm_adv"],
     normalize_observations=True,
-    reward_scaling=0.125,  # ours divides by the deviation of the discounted returns, 6.5 to 8.6 here
+    reward_scaling=0.125,  # ours divides by the deviation of discounted returns, 6.5 to 8.6 here
     bootstrap_on_timeout=True,  # as ours does
     seed=settings["seed"],
     run_evals=False,
