@@ -120,12 +120,14 @@ def table(data):
         cells = [ablation["detail"], ablation["task"], ablation["without"], len(finals[0]), *told]
         cells += [difference, found[ablation["detail"]]]
         lines.append(f"| {' | '.join(map(str, cells))} |")
+    for detail, reason in PLAN["untested"].items():
+        lines.append(f"| {detail} | | | | | | | not tested: {reason} |")
     return "\n".join(lines)
 
 
 def order(ablation):
     family, number = ablation["detail"].split()
-    return family != "core", int(number)
+    return ("core", "continuous", "lstm").index(family), int(number)
 
 
 def block(data):

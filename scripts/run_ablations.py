@@ -153,7 +153,8 @@ if __name__ == "__main__":
         ]
     words = [sys.executable, "-m", "cleanrl_utils.benchmark", "--num-seeds", str(args.num_seeds)]
     words += ["--workers", str(args.workers), "--folder", str(args.folder), *commands]
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    folders = [str(ROOT), str(ROOT / "scripts")]  # for hidden_velocity.py
+    path = os.pathsep.join(filter(None, [*folders, os.environ.get("PYTHONPATH")]))
     runner = subprocess.Popen(words, env=os.environ | {"PYTHONPATH": path})
     try:
         runner.wait(timeout=args.minutes * 60)
