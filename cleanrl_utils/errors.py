@@ -36,6 +36,7 @@ EXTRAS = {  # extra of pyproject.toml: modules that it installs
     "trackio": "trackio",
     "hub": "huggingface_hub matplotlib safetensors",
     "export": "onnx onnxruntime onnxscript safetensors",
+    "dev": "pytest",
 }
 # errors whose message is a riddle without their name
 SAY_LITTLE = LookupError | AssertionError | ImportError | TypeError | AttributeError

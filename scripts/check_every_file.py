@@ -31,18 +31,18 @@ def check(stem):
         report = json.loads(Path(folder, f"{stem}.json").read_text())
     rows = report["rows"]
     told = {"lines": Counter(row["verdict"] for row in rows), "tests": len(report["tests"])}
-    told["other"] = [row for row in rows if row["verdict"] not in ("there", "skipped")]
+    told["other"] = [row for row in rows if row["verdict"] not in ("ok", "skipped")]
     told["slowest"] = sorted(report["tests"], key=lambda test: -test["seconds"])[:5]
     return told | {name: report[name] for name in ("seconds", "cpu_seconds")}
 
 
 def make_table(told):
-    lines = ["| file | lines | there | skipped | other | tests | CPU time |"]
+    lines = ["| file | lines | ok | skipped | other | tests | CPU time |"]
     lines.append("|---|---|---|---|---|---|---|")
     for stem, one in sorted(told.items()):
         counts = Counter(one["lines"])
-        cells = [f"`{stem}.py`", counts.total(), counts["there"], counts["skipped"]]
-        cells += [counts.total() - counts["there"] - counts["skipped"], one["tests"]]
+        cells = [f"`{stem}.py`", counts.total(), counts["ok"], counts["skipped"]]
+        cells += [counts.total() - counts["ok"] - counts["skipped"], one["tests"]]
         lines.append(f"| {' | '.join(map(str, cells))} | {one['cpu_seconds']} s |")
     return "\n".join(lines) + "\n"
 

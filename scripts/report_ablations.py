@@ -100,7 +100,7 @@ def by_p(item):
 
 def table(data):
     lines = [
-        "| detail | task | without it | seeds | return with | return without "
+        "| detail | task | replaced by | seeds | return with | return without "
         "| difference, 95% interval | verdict |",
         "|---|---|---|---|---|---|---|---|",
     ]

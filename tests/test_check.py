@@ -70,8 +70,8 @@ def test_mistakes_are_named(mistake, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("old", "new", "outcome", "seen"),
     [
-        ("sample(log_probs)", "draw(log_probs)", "not there", "the file has no sample"),
-        ("total_timesteps", "total_steps", "not there", "rejected: --total-timesteps"),
+        ("sample(log_probs)", "draw(log_probs)", "untested", "the file has no sample"),
+        ("total_timesteps", "total_steps", "untested", "rejected: --total-timesteps"),
         ("log_probs.exp()", "log_probs.exp().nothing", "broken", "has no attribute 'nothing'"),
         ("T, N = args", "T, N = sys.exit('no luck') or args", "broken", "stops: no luck"),
     ],
@@ -89,7 +89,7 @@ def test_a_busy_machine_is_no_mistake():
         raise subprocess.TimeoutExpired(["torchrun"], 180)
 
     found = outcome_of(test_two_hosts, FILES["ppo_atari_multigpu"])
-    assert found == ("not there", "not over in 180 s: it hangs, or the machine is busy")
+    assert found == ("untested", "not over in 180 s: it hangs, or the machine is busy")
 
 
 def test_a_test_that_cannot_tell_finds_no_mistake():
@@ -97,11 +97,11 @@ def test_a_test_that_cannot_tell_finds_no_mistake():
         raise AssertionError("the policy must have moved far enough for the clip to matter")
 
     outcome, seen = outcome_of(test_core_8_the_clip, FILES["ppo"])
-    assert (outcome, seen[:42]) == ("not there", "its test cannot tell: the policy must have")
+    assert (outcome, seen[:42]) == ("untested", "its test cannot tell: the policy must have")
     record = {"test": "test_core_8_the_clip", "outcome": outcome, "seen": seen}
     rows = check.judge_details(parent.list_details("ppo", PPO), [record], PPO)
     (row,) = (row for row in rows if "[core 8]" in row.what)
-    assert (row.verdict, row.seen) == ("there", f"the code is its parent's; {seen}")
+    assert (row.verdict, row.seen) == ("ok", f"the code is its parent's; {seen}")
 
 
 # the parent
@@ -169,8 +169,8 @@ def test_what_cannot_be_checked_gets_one_line(tmp_path, monkeypatch, flags, line
 def test_details_are_judged_by_their_tests():
     """And by their code where no test fits."""
     source = edit(PPO, ("# [core 7]", "# [core 7 changed]"), ("  # [core 3]", ""), ("1e-5", "1e-8"))
-    outcomes = {"3_adam": "broken", "5_x": "there", "7_x": "broken", "10_x": "broken"}
-    outcomes |= {"11_x": "not there", "4_x": "there", "4_y": "broken", "12_x": "skipped"}
+    outcomes = {"3_adam": "broken", "5_x": "ok", "7_x": "broken", "10_x": "broken"}
+    outcomes |= {"11_x": "untested", "4_x": "ok", "4_y": "broken", "12_x": "skipped"}
     records = [
         {"test": f"test_core_{name}", "outcome": outcome, "seen": "so it is"}
         for name, outcome in outcomes.items()
@@ -178,10 +178,10 @@ def test_details_are_judged_by_their_tests():
     rows = check.judge_details(parent.list_details("ppo", source), records, source)
     verdicts = {row.what.split("]")[0][6:]: row.verdict for row in rows}
     broken = {"3": "missing", "4": "broken", "7": "changed", "10": "broken"}
-    assert verdicts == {str(n): "there" for n in range(1, 14)} | broken
+    assert verdicts == {str(n): "ok" for n in range(1, 14)} | broken
     source = edit(source, ("clip_grad_norm_(agent", "clip_grad_value_(agent"))
     rows = check.judge_details(parent.list_details("ppo", source), records, source)
-    assert [row.verdict for row in rows if "[core 11]" in row.what] == ["not there"]
+    assert [row.verdict for row in rows if "[core 11]" in row.what] == ["untested"]
     assert check.tags_of("test_core_3_to_12_an_iteration") == {f"core {n}" for n in range(3, 13)}
     assert check.tags_of("test_tqc_2_tqc_3_the_highest") == {"tqc 2", "tqc 3"}
 
@@ -400,9 +400,9 @@ def test_a_module_of_two_files_is_run_on_one():
 @pytest.mark.parametrize(
     ("speeds", "verdict", "words"),
     [
-        ([[100, 90], [100, 110]], "there", "0.90 times its parent (100 and 90 steps/s, parent"),
+        ([[100, 90], [100, 110]], "ok", "0.90 times its parent (100 and 90 steps/s, parent"),
         ([[80, 80], [100, 100]], "slow", "0.80 times"),
-        ([[80, 100], [100, 100]], "there", "0.89 times"),
+        ([[80, 100], [100, 100]], "ok", "0.89 times"),
         ([[None, 80], [100, 100]], "slow", "0.80 times its parent (80 steps/s, parent 100)"),
         ([[None, 80], [100, None]], "skipped", "too few steps"),
     ],

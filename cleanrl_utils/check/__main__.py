@@ -18,10 +18,10 @@ from cleanrl_utils import check, errors, processes, runs
 from cleanrl_utils.bands import place_run, read_bands
 from cleanrl_utils.check import explain, race
 from cleanrl_utils.check import parent as parents
+from cleanrl_utils.check.explain import CONTRACT
 from cleanrl_utils.check.parent import FILES, ROOT
-from cleanrl_utils.check.plugin import CONTRACT
 
-COLORS = {"there": "green", "changed": "cyan", "skipped": "dim", "not there": "yellow"}
+COLORS = {"ok": "green", "changed": "cyan", "skipped": "dim", "untested": "yellow"}
 BAD = ("broken", "missing", "slow", "below", "dead")
 SLOW = 0.85  # of the parent's speed, in both rounds
 ORDER = ("file", "detail", "known answer", "contract", "other", "speed", "profile", "training")
@@ -118,7 +118,7 @@ def tags_of(test):
 
 
 def worst(records):
-    order = ("broken", "not there", "there", "skipped")
+    order = ("broken", "untested", "ok", "skipped")
     return min(records, key=lambda record: order.index(record["outcome"]))
 
 
@@ -128,22 +128,22 @@ def judge_details(details, records, source):
     for detail in details:
         tests = [record for record in records if detail.tag in tags_of(record["test"])]
         what = f"[{detail.tag}] {detail.title}"
-        if not tests or worst(tests)["outcome"] in ("skipped", "not there"):
+        if not tests or worst(tests)["outcome"] in ("skipped", "untested"):
             seen = worst(tests)["seen"] if tests else ""
             if all(line in own_lines for line in detail.lines):
                 text = f"the code is its parent's{'; ' * bool(seen)}{seen}"
-                rows.append(Row("detail", what, "there", text))
+                rows.append(Row("detail", what, "ok", text))
             elif detail.is_changed:
                 rows.append(Row("detail", what, "changed", "on purpose"))
             else:
                 text = f"the code is not its parent's{'; ' * bool(seen)}{seen}"
-                rows.append(Row("detail", what, "not there" if tests else "changed", text))
+                rows.append(Row("detail", what, "untested" if tests else "changed", text))
             continue
         outcome, seen = worst(tests)["outcome"], worst(tests)["seen"]
-        if outcome == "there":
-            count = sum(record["outcome"] == "there" for record in tests)
+        if outcome == "ok":
+            count = sum(record["outcome"] == "ok" for record in tests)
             seen = "declared as changed, but it is not" if detail.is_changed else ""
-            rows.append(Row("detail", what, "there", seen or f"tests passed: {count}"))
+            rows.append(Row("detail", what, "ok", seen or f"tests passed: {count}"))
         elif detail.is_changed:
             rows.append(Row("detail", what, "changed", f"on purpose: {seen}"))
         else:
@@ -168,12 +168,12 @@ def judge_others(details, records):
             continue
         is_contract = test in CONTRACT or "seed" in test or "resume" in test or "video" in test
         part = "contract" if is_contract or "refused" in test else "other"
-        if part == "other" and record["outcome"] in ("there", "skipped"):
+        if part == "other" and record["outcome"] in ("ok", "skipped"):
             passed += 1
             continue
         rows.append(Row(part, CONTRACT.get(test, words), record["outcome"], record["seen"]))
     if passed:
-        rows.append(Row("other", "further tests of its parent", "there", f"passed: {passed}"))
+        rows.append(Row("other", "further tests of its parent", "ok", f"passed: {passed}"))
     return rows
 
 
@@ -194,7 +194,7 @@ def judge_flags(source, parent):
     if own:
         rows.append(Row("file", "flags of its own", "changed", ", ".join(own)))
     if gone:
-        rows.append(Row("file", "flags that are gone", "not there", ", ".join(gone)))
+        rows.append(Row("file", "flags that are gone", "untested", ", ".join(gone)))
     return rows
 
 
@@ -224,18 +224,18 @@ def judge_speed(task, pairs):
     told_theirs = " and ".join(f"{b:.0f}" for _, b in rounds)
     mean = math.prod(ratios) ** (1 / len(ratios))
     seen = f"{mean:.2f} times its parent ({told} steps/s, parent {told_theirs})"
-    return Row("speed", f"on {task}", "slow" if max(ratios) < SLOW else "there", seen)
+    return Row("speed", f"on {task}", "slow" if max(ratios) < SLOW else "ok", seen)
 
 
 def judge_profile(pairs):
     own, theirs = (race.shares_of([r.profile for r in pairs[side]]) for side in ("copy", "parent"))
     told = [f"{part} {share:.0%} ({theirs.get(part, 0):.0%})" for part, share in own.items()]
-    return Row("profile", "share of the time (parent)", "there", ", ".join(told))
+    return Row("profile", "share of the time (parent)", "ok", ", ".join(told))
 
 
 def judge_training(what, run, parent):
     place = place_run(run.folder, parent)
-    verdicts = {"inside": "there", "above": "there", "early": "skipped", "unknown": "skipped"}
+    verdicts = {"inside": "ok", "above": "ok", "early": "skipped", "unknown": "skipped"}
     return Row("training", what, verdicts.get(place.verdict, place.verdict), place.line)
 
 
@@ -286,6 +286,7 @@ def main(args):
         say_where_a_run_lies(args.run, args.against)
     if not args.file:
         raise SystemExit("name a file to check, or a run folder with --run")
+    errors.need("pytest")
     if not (ROOT / "tests" / "conftest.py").exists():
         raise SystemExit("check runs in a checkout of CleanRL: there is no tests/ beside this tool")
     file = Path(args.file).resolve()
@@ -300,7 +301,7 @@ def main(args):
         compile_once(folder / "jax")
         copy = prepare(source, parent, folder)
         records = run_tests(copy, file.parent, folder, args.only)
-        rows = [Row("file", f"cleanrl/{parent}.py", "there", f"{share:.0%} of the lines")]
+        rows = [Row("file", f"cleanrl/{parent}.py", "ok", f"{share:.0%} of the lines")]
         rows += judge_flags(source, parent) + judge_details(details, records, source)
         rows += judge_others(details, records)
         if not args.quick:

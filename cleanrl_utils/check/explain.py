@@ -1,14 +1,13 @@
 """What a failing test saw, in plain words.
 
 explain() tells four cases apart: the file does something else (broken), the file stops with an
-error of its own (broken), the test needs something that the file no longer has (not there), and
-the training did not come to what the test is about (not there)."""
+error of its own (broken), the test needs something that the file no longer has (untested), and
+the training did not come to what the test is about (untested)."""
 
 import re
 import subprocess
 
 import numpy as np
-import pytest
 
 # of tests/probes.py: {observation: what it is the value of}
 PLACES = {
@@ -21,6 +20,16 @@ PLACES = {
     "ActionMatters": {0: "values of the actions"},
     "ActionAndObsMatter": {-1: "values at observation -1", 1: "values at observation 1"},
 }
+# of tests/test_contract.py, in plain words
+CONTRACT = {
+    "test_no_episode_is_lost": "every episode is reported, at the step at which it ended",
+    "test_reported_returns_are_what_the_environment_paid": "reported returns are true scores",
+    "test_unknown_environments_get_one_line": "unknown environments and runs: a one-line error",
+    "test_bad_values_get_one_line_that_names_the_flag": "bad values: an error that names the flag",
+    "test_run_folder": "run folder: run.json, events, checkpoint",
+    "test_resume_changes_nothing_but_the_episodes": "a resumed run is the uninterrupted one",
+    "test_curves_and_schedules_continue": "curves and schedules continue on resume",
+}
 NO_NEXT_VALUE = "the value of the next observation is not learned from"
 CUT_AS_END = "the file treats truncation as termination"
 NOT_MET = re.compile(r"must (have|matter)")  # in the words of tests: what they need to tell
@@ -28,6 +37,8 @@ NOT_MET = re.compile(r"must (have|matter)")  # in the words of tests: what they 
 
 def explain(item, error, file, stderr):
     """(outcome, words) of a failed test."""
+    import pytest  # here, so that --run does not need it
+
     frames = [entry.frame for entry in error.traceback]
     in_file = [f for f in frames if str(f.code.path) == str(file)]
     test_frames = [f.f_locals for f in reversed(frames) if is_in_tests(f)]
@@ -35,10 +46,10 @@ def explain(item, error, file, stderr):
     if isinstance(value, SystemExit):
         if value.code == 2:
             flags = re.findall(r"--[a-z][a-z-]+", stderr)
-            return "not there", f"a flag of the test is rejected: {' '.join(dict.fromkeys(flags))}"
+            return "untested", f"a flag of the test is rejected: {' '.join(dict.fromkeys(flags))}"
         return "broken", f"stops: {value.code}"
     if isinstance(value, AssertionError) and NOT_MET.search(shorten(value)):
-        return "not there", f"its test cannot tell: {shorten(value)}"
+        return "untested", f"its test cannot tell: {shorten(value)}"
     if isinstance(value, AssertionError | pytest.fail.Exception):
         words = ""
         for pattern, tell in TELLERS.items():
@@ -53,14 +64,14 @@ def explain(item, error, file, stderr):
     if isinstance(value, KeyError) and not isinstance(value.args[0], str):
         return "broken", "it learns from what never happened"  # by a test that looks it up
     if isinstance(value, subprocess.TimeoutExpired):
-        return "not there", f"not over in {value.timeout:.0f} s: it hangs, or the machine is busy"
+        return "untested", f"not over in {value.timeout:.0f} s: it hangs, or the machine is busy"
     if in_file and not is_in_tests(frames[-1]):
         line = in_file[-1].lineno + 1
         return "broken", f"line {line} fails: {type(value).__name__}: {shorten(value)}"
     if isinstance(value, KeyError | NameError | AttributeError):
         names = re.findall(r"'(\w+)'", str(value))
-        return "not there", f"the file has no {names[-1] if names else value}"
-    return "not there", f"the test does not fit: {type(value).__name__}: {shorten(value)}"
+        return "untested", f"the file has no {names[-1] if names else value}"
+    return "untested", f"the test does not fit: {type(value).__name__}: {shorten(value)}"
 
 
 def is_in_tests(frame):

@@ -11,17 +11,7 @@ from pathlib import Path
 import pytest
 
 from cleanrl_utils.check import explain
-
-# of tests/test_contract.py, in plain words
-CONTRACT = {
-    "test_no_episode_is_lost": "every episode is reported, at the step at which it ended",
-    "test_reported_returns_are_what_the_environment_paid": "reported returns are true scores",
-    "test_unknown_environments_get_one_line": "unknown environments and runs: a one-line error",
-    "test_bad_values_get_one_line_that_names_the_flag": "bad values: an error that names the flag",
-    "test_run_folder": "run folder: run.json, events, checkpoint",
-    "test_resume_changes_nothing_but_the_episodes": "a resumed run is the uninterrupted one",
-    "test_curves_and_schedules_continue": "curves and schedules continue on resume",
-}
+from cleanrl_utils.check.explain import CONTRACT
 
 
 def pytest_addoption(parser):
@@ -76,7 +66,7 @@ def pytest_runtest_makereport(item, call):
     if report.when == "call" or report.outcome != "passed":
         file = Path(item.config.getoption("file")).resolve()
         record = {"test": item.originalname, "id": item.name, "module": item.module.__name__}
-        record |= {"seconds": round(report.duration, 1), "outcome": "there", "seen": ""}
+        record |= {"seconds": round(report.duration, 1), "outcome": "ok", "seen": ""}
         if report.skipped:
             record |= {"outcome": "skipped", "seen": str(report.longrepr[-1])}
         elif report.failed:
