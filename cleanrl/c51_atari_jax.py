@@ -585,8 +585,9 @@ if __name__ == "__main__":
         num_frames = min(args.buffer_size, args.total_timesteps)
         require_memory(num_frames * math.prod(obs_space.shape[1:]))
 
+    if not args.cuda:
+        jax.config.update("jax_platforms", "cpu")  # before JAX makes its first array
     key = seed_everything(args)
-    jax.config.update("jax_platforms", None if args.cuda else "cpu")
     device = jax.devices()[0]
     jax.config.update("jax_default_matmul_precision", "highest")  # acting and learning agree
     init, act, learn = make_program(args, envs)

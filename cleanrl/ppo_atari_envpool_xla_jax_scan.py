@@ -678,8 +678,9 @@ if __name__ == "__main__":
         require_envs(args, envs)
         require_memory(args.num_envs * args.num_steps * math.prod(obs_space.shape))
 
+    if not args.cuda:
+        jax.config.update("jax_platforms", "cpu")  # before JAX makes its first array
     key = seed_everything(args)
-    jax.config.update("jax_platforms", None if args.cuda else "cpu")
     device = jax.devices()[0]
     jax.config.update("jax_default_matmul_precision", "highest")  # acting and learning agree
     init, iterate = make_program(args, Agent(int(action_space.n)))

@@ -140,11 +140,12 @@ class TokenizeTexts(gym.ObservationWrapper):
 
 
 def make_envs(args, num_envs, render_mode=None):
-    env_id, wrappers = args.env_id, [TokenizeTexts]
+    env_id, wrappers = args.env_id, []
     if re.match("MiniGrid-|BabyAI-", env_id):
-        env_id, wrappers = f"minigrid:{env_id}", [OneHotTiles, TokenizeTexts]
+        env_id, wrappers = f"minigrid:{env_id}", [OneHotTiles]
     if args.keys:  # [dict 5]
         wrappers.append(partial(gym.wrappers.FilterObservation, filter_keys=args.keys))
+    wrappers.append(TokenizeTexts)
     options = dict(render_mode=render_mode, vectorization_mode="sync", wrappers=wrappers)
     envs = gym.make_vec(env_id, num_envs=num_envs, **options)  # [core 1]
     return gym.wrappers.vector.RecordEpisodeStatistics(envs)

@@ -686,8 +686,9 @@ if __name__ == "__main__":
         require_memory(num_frames * math.prod(obs_space.shape[1:]))
         is_new = not args.resume or not Path(args.resume, "checkpoint.msgpack").exists()
 
+    if not args.cuda:
+        jax.config.update("jax_platforms", "cpu")  # before JAX makes its first array
     key = seed_everything(args)
-    jax.config.update("jax_platforms", None if args.cuda else "cpu")
     device = jax.devices()[0]
     jax.config.update("jax_default_matmul_precision", "highest")  # acting and learning agree
     init, act, act_as_teacher, learn, update_target = make_program(args, envs)

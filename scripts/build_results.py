@@ -85,7 +85,15 @@ def returns_of_peer(folder, env_id):
     if env_id not in PLAN[folder].get("peer", {}):
         return []
     runs = read(folder, f"{folder}_peer")[env_id].values()
-    return [rows[-100:, 1].mean() for rows in runs] if len(runs) >= 3 else []
+    num_rows = 1 if logs_means(f"{folder}_peer") else 100
+    return [rows[-num_rows:, 1].mean() for rows in runs] if len(runs) >= 3 else []
+
+
+def logs_means(folder):
+    """Whether a row is the mean of the last 100 episodes, as Brax logs it, instead of one."""
+    path = RESULTS / folder / "runs.json"
+    runs = json.loads(path.read_text()).values() if path.exists() else ()
+    return any(run.get("rows") == "means of 100 episodes" for run in runs)
 
 
 def judge(values, other, num_seeds=3, as_good="reproduced"):
@@ -292,8 +300,8 @@ def plot(folder, path):
         plot_curves(axis, runs.values(), window, f"C{i}")
         others = {name: other for name, other in others.items() if other}
         colors = [f"C{i}", *("0.45", "0.72")[: len(others)]]
-        for color, other in zip(colors[1:], others.values(), strict=True):
-            plot_curves(axis, other.values(), window, color)
+        for color, (name, other) in zip(colors[1:], others.items(), strict=True):
+            plot_curves(axis, other.values(), 1 if logs_means(name) else window, color)
         if others:
             handles = [Line2D([], [], color=color) for color in colors]
             own = PLAN[folder].get("label", f"{stem_of(folder)}.py")

@@ -89,9 +89,11 @@ def main(folder, num_seeds=None):
             "packages": {x: versions[x] for x in PACKAGES if x in versions},
             "steps": done["marks"][-1][0],
         } | ({"dirty": True} if git_commit().endswith("-dirty") else {})
+        told[name] |= {"rows": done["rows"]} if "rows" in done else {}
         in_order = dict(sorted(told.items(), key=lambda item: place(item[0])))
         path.write_text(json.dumps(in_order, indent=1) + "\n")
-        last = [value for _, value, _ in done["episodes"][-100:]]
+        num_rows = 1 if "rows" in done else 100
+        last = [value for _, value, _ in done["episodes"][-num_rows:]]
         print(f"{name}: {sum(last) / len(last):.2f} by {envs[env_id]}", flush=True)
 
 

@@ -167,3 +167,32 @@ def test_worlds_on_a_gpu_are_those_on_a_cpu(file, env_id, steps):
         float, done.stdout.splitlines()[-1].split()
     )  # before it Brax may tell of what it did not find
     assert difference < 0.01 and largest > 1
+
+
+PROJECT_ON_BOTH = """
+import os, sys
+sys.argv = sys.argv[1:]
+import runpy
+names = runpy.run_path(sys.argv[0], run_name="loaded")
+import jax, jax.numpy as jnp, numpy as np
+atoms = jnp.linspace(-5, 5, 51)
+keys = jax.random.split(jax.random.key(3))
+pmfs = jax.nn.softmax(jax.random.normal(keys[0], (4096, 51)))
+returns = 0.9 * atoms + 4 * jax.random.normal(keys[1], (4096, 1))  # many beyond the ends
+data = pmfs, returns, atoms
+def project_on(kind):
+    return np.asarray(jax.jit(names["project"])(*jax.device_put(data, jax.devices(kind)[0])))
+on = [project_on(kind) for kind in sys.argv[1:]]
+print(np.abs(on[0] - on[1]).max(), on[1].sum(1).min())
+"""
+
+
+@pytest.mark.parametrize("file", ["c51_jax", "c51_atari_jax", "simba_v2_sac_jax", "fast_td3_jax"])
+def test_projection_on_a_gpu_is_that_on_a_cpu(file):
+    """XLA adds up in a fixed order here, which it did wrongly with Brax's forces."""
+    command = [sys.executable, "-c", PROJECT_ON_BOTH, str(FILES[file]), "cuda", "cpu"]
+    environment = os.environ | {"JAX_PLATFORMS": "cuda,cpu"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    difference, least = map(float, done.stdout.splitlines()[-1].split())
+    assert difference < 1e-5 and abs(least - 1) < 1e-4

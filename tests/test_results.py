@@ -254,6 +254,21 @@ def test_a_row_stands_beside_another_library(results, theirs, status):
     assert (folder / "ppo.png").stat().st_size > 10_000
 
 
+def test_a_library_that_logs_means_counts_with_the_last_one(results):
+    _, report, folder = results
+    name = "ppo_continuous_action_jax"
+    env_id = "brax-inverted_pendulum"
+    write_runs(folder / name, env_id, (7.2, 7.6, 7.9))
+    write_runs(folder / f"{name}_peer", env_id, (7.4, 7.6, 7.5))
+    for path in (folder / f"{name}_peer").glob("*.csv"):
+        with path.open("a") as file:
+            file.write("\n100000,9,1")
+    assert np.mean(report.returns_of_peer(name, env_id)) < 8
+    runs = {f"{env_id}__{seed}": {"rows": "means of 100 episodes"} for seed in (1, 2, 3)}
+    (folder / f"{name}_peer" / "runs.json").write_text(json.dumps(runs))
+    assert report.returns_of_peer(name, env_id) == [9, 9, 9]
+
+
 def test_the_tally_counts_published_numbers_and_libraries_apart(results):
     _, report, folder = results
     write_runs(folder / "ppo", "CartPole-v1", (499.0, 500.0, 500.0))

@@ -1,5 +1,5 @@
 """Run by scripts/train_peers.py: Brax's own PPO with our settings; prints its steps over time and
-the mean return of its last 100 episodes after each update."""
+the mean return of its last 100 episodes after each update (one row each)."""
 
 import json
 import sys
@@ -51,4 +51,5 @@ train.train(
     progress_fn=log,
 )
 versions = {d.name: d.version for d in distributions()}
-print(json.dumps({"marks": marks, "versions": versions, "episodes": episodes}))
+told = {"marks": marks, "versions": versions, "episodes": episodes}
+print(json.dumps(told | {"rows": "means of 100 episodes"}))
