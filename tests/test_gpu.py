@@ -4,6 +4,7 @@ slow -n 4`.
 Runs are programs of their own, as users start them: what XLA is asked for, and what CUDA has
 recorded, is theirs alone."""
 
+import json
 import os
 import subprocess
 import sys
@@ -108,6 +109,24 @@ def test_recorded_as_plain(file, tmp_path):
 def test_the_same_bits_again(file, tmp_path):
     runs = [run(file, tmp_path / name, *COMPILED[file]) for name in ("first", "second")]
     assert len(runs[0]) > 0 and same(*runs)
+
+
+@pytest.mark.parametrize(
+    ("file", "flags"),
+    [
+        ("dqn_atari_jax", PONG),
+        ("c51_atari_jax", PONG),
+        ("qdagger_dqn_atari_jax", (*PONG, *FROM_TEACHER)),
+        ("ppo_atari_envpool_xla_jax", POOL),
+        ("ppo_atari_envpool_xla_jax_scan", POOL),
+        ("td3_continuous_action_jax", HALF_CHEETAH),
+    ],
+)
+def test_without_cuda_a_run_is_on_the_cpu(file, flags, tmp_path):
+    """JAX takes its platforms once, when it makes its first array."""
+    run(file, tmp_path / "run", *flags, "--no-cuda")
+    (path,) = (tmp_path / "run").glob("runs/*/run.json")
+    assert json.loads(path.read_text())["device"].startswith("cpu")
 
 
 ON_BOTH = """
