@@ -130,11 +130,13 @@ def save_weights(checkpoint, path):
 
 
 def training_episodes(run_folder):
-    """Rows (step, return, second) of the training; what is wrong with its event files is said."""
+    """Rows (step, return, second, episodes of which it is the mean); what is wrong is said."""
     scalars, problems = read_events(run_folder)
     for problem in problems:
         print(problem)
-    return scalars.get("charts/episodic_return", np.zeros((0, 3)))
+    rows = scalars.get("charts/episodic_return", np.zeros((0, 3)))
+    counts = runs.count_episodes(scalars) if len(rows) else np.zeros(0)
+    return np.column_stack([rows, counts])
 
 
 def draw_curve(rows, title, path):
@@ -142,7 +144,7 @@ def draw_curve(rows, title, path):
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    steps, returns, _ = rows.T
+    steps, returns = rows[:, 0], rows[:, 1]
     means, _ = running_mean(rows, steps, 0, LAST)
     axes.plot(steps, returns, ".", markersize=2, alpha=0.3, color="tab:blue", label="each episode")
     axes.plot(steps, means, color="tab:blue", label=f"mean of the last {LAST}")
@@ -222,7 +224,7 @@ The weights are `model.safetensors`;
 """
 
 
-def write_card(folder, repo_id, run, evaluation, last, source_note, defaults):
+def write_card(folder, repo_id, run, evaluation, rows, source_note, defaults):
     """README.md: what the Hub shows of a model, with the results in a form that it can read."""
     from huggingface_hub import EvalResult, ModelCardData
 
@@ -261,9 +263,12 @@ def write_card(folder, repo_id, run, evaluation, last, source_note, defaults):
         if re.search(rf'"{re.escape(name)}[\[>]', header):
             versions[name] = version
     versions |= {"device": run.get("device"), "commit": run.get("commit") or "none"}
-    of_last = "not logged"
-    if len(last):
-        of_last = f"{last.mean():.2f} ± {last.std(ddof=len(last) > 1):.2f}"
+    of_last, counts = "not logged", runs.episodes_of(rows)
+    if len(rows):
+        last = rows[-LAST:, 1]
+        of_last = f"{runs.mean_of_last(rows[:, 1], counts, LAST):.2f}"
+        if (counts == 1).all():  # else it would be the deviation of means
+            of_last += f" ± {last.std(ddof=len(last) > 1):.2f}"
     card = CARD.format(
         data=data.to_yaml(),
         exp_name=args["exp_name"],
@@ -276,7 +281,7 @@ def write_card(folder, repo_id, run, evaluation, last, source_note, defaults):
         how=how,
         mean=evaluation["mean"],
         std=evaluation["std"],
-        num_last=len(last),
+        num_last=min(LAST, round(counts.sum())),
         last=of_last,
         media="\n\n".join(there),
         repo_id=repo_id,
@@ -373,7 +378,7 @@ def fill(folder, run_folder, run, evaluation, file, repo_id, defaults):
         shutil.copy(replay, folder / "replay.mp4")
     if (run_folder / "videos" / "learning.mp4").exists():
         shutil.copy(run_folder / "videos" / "learning.mp4", folder)
-    write_card(folder, repo_id, run, evaluation, rows[-LAST:, 1], source_note, defaults)
+    write_card(folder, repo_id, run, evaluation, rows, source_note, defaults)
 
 
 def leave_out_large_files(folder, run_folder):

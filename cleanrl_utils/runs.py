@@ -82,6 +82,33 @@ def is_finished(run, scalars):
     return last_step(scalars) + max(interval, 1) > total
 
 
+def count_episodes(scalars):
+    """How many episodes each logged return is the mean of.
+
+    Runs that were trained side by side log one mean for each call of the program, at its end."""
+    returns = scalars["charts/episodic_return"]
+    lengths, calls = scalars.get("charts/episodic_length"), scalars.get("charts/SPS")
+    if lengths is None or calls is None or len(lengths) != len(returns):
+        return np.ones(len(returns))
+    steps, ends = returns[:, 0], np.unique(calls[:, 0])
+    if len(np.unique(steps)) < len(steps) or not np.isin(steps, ends).all():
+        return np.ones(len(returns))  # one by one, at the step at which each ended
+    num_steps = np.diff(ends, prepend=0)[np.searchsorted(ends, steps)]
+    return np.maximum(num_steps / np.maximum(lengths[:, 1], 1), 1)
+
+
+def episodes_of(rows):
+    """How many episodes each row is the mean of: its fourth number, or one."""
+    return rows[:, 3] if rows.shape[1] == 4 else np.ones(len(rows))
+
+
+def mean_of_last(values, counts, window):
+    """The mean of the last window episodes, where each value is that of so many."""
+    newer = counts[::-1].cumsum()[::-1] - counts  # how many ended after each
+    last = newer < window
+    return np.average(values[last], weights=counts[last])
+
+
 def read_evaluation(folder, env_id, global_step, episodes):
     """eval.json, which enjoy writes; None if it is not of this environment, step and number."""
     try:

@@ -32,7 +32,7 @@ from cleanrl_utils import processes
 from cleanrl_utils.bands import find_band
 from cleanrl_utils.errors import one_line
 from cleanrl_utils.events import read_events
-from cleanrl_utils.runs import read_run, require
+from cleanrl_utils.runs import count_episodes, mean_of_last, read_run, require
 
 EXIT_CODES = {"better": 0, "worse": 1, "no difference that matters": 2, "undecided": 3}
 ERROR = 4
@@ -304,7 +304,7 @@ class Program:
             if not reason and seed not in folders:
                 record["failed"] = "it printed no run folder of this seed"
             elif not reason:
-                record["score"], record["failed"] = read_score(folders[seed], len(self.seeds) > 1)
+                record["score"], record["failed"] = read_score(folders[seed])
             record["run_folder"] = folders[seed].name if seed in folders else None
             record["seconds"] = round((time.time() - self.started) / len(self.seeds), 1)
             self.side.add(record)
@@ -314,22 +314,13 @@ class Program:
         return f"{self.side.file.name} on {self.env_id}, {seeds}"
 
 
-def read_score(folder, has_means):
-    """The mean of a run's last episodes, and why there is none.
-
-    A program that trains many runs logs means over the episodes of each call."""
+def read_score(folder):
+    """The mean of a run's last episodes, and why there is none."""
     scalars, _ = read_events(folder)
     if "charts/episodic_return" not in scalars:
         return None, "no episode ended"
     returns = scalars["charts/episodic_return"][:, 1]
-    episodes = np.ones(len(returns))
-    if has_means:
-        calls = scalars["charts/SPS"][:, 0]
-        steps_per_call = np.diff(calls, prepend=0).min()
-        episodes = steps_per_call / scalars["charts/episodic_length"][:, 1]
-    newer = episodes[::-1].cumsum()[::-1] - episodes  # how many ended after each
-    last = newer < WINDOW
-    score = float(np.average(returns[last], weights=episodes[last]))
+    score = float(mean_of_last(returns, count_episodes(scalars), WINDOW))
     return (score, None) if np.isfinite(score) else (None, f"its score is {score}")
 
 

@@ -298,6 +298,37 @@ def test_every_run_that_does_not_count_is_named(two_sides):
     assert "| ppo v1 | 8 |" in (two_sides / "compare.md").read_text()
 
 
+def test_means_of_many_runs_count_by_their_episodes(tmp_path):
+    """The last 100 episodes of a program that logs a mean of 64 for each call are two calls."""
+    for seed in (1, 2, 3):
+        run = make_run(tmp_path / "runs", seed, [0] * 30 + [50] * 8 + [100, 100], first=500)
+        writer = EventFileWriter(str(run))
+        for step in range(500, TOTAL + 1, 500):
+            value = Summary.Value(tag="charts/episodic_length", simple_value=500 / 64)
+            event = Event(wall_time=1e9, step=step, summary=Summary(value=[value]))
+            writer.add_event(event)
+        writer.close()
+    rlops(tmp_path)
+    assert {row["mean"] for row in read_csv(tmp_path / "compare.csv")} == {"100"}
+    assert {row["episodes"] for row in read_csv(tmp_path / "compare-runs.csv")} == {str(64 * 40)}
+
+
+def test_runs_without_anything_get_one_line(tmp_path):
+    make_run(tmp_path / "runs", 1, [], until=0)
+    done = rlops(tmp_path)
+    assert done.returncode == 1 and done.stderr == "no run has any charts/episodic_return yet\n"
+
+
+def test_a_verdict_says_what_was_left_out(tmp_path):
+    runs = tmp_path / "runs"
+    make_sides(runs, {"v1": [100, 101], "v2": [140, 141]})
+    make_run(runs, 3, [*curve(100), np.nan], tags=["v2"], name="diverged")
+    done = rlops(tmp_path, "--exp-name", "ppo", "--tags", "v1", "v2")
+    said = "better than ppo v1, outside the noise; left out: 1 of 3 runs of ppo v2"
+    assert said in done.stdout
+    assert read_csv(tmp_path / "compare.csv")[-1]["in_words"] == said
+
+
 def test_runs_of_different_settings_are_compared_apart_and_named(tmp_path):
     """Three runs that differ in three flags; and two commands of one file, with the same seeds."""
     runs = tmp_path / "runs"

@@ -57,7 +57,11 @@ def test_environments_may_have_different_numbers_of_runs():
     uneven = [np.array([0.0, 0.0, 0.0, 0.0]), np.array([1.0])]
     assert scores.mean(uneven) == 0.5 and scores.optimality_gap(uneven) == 0.5
     assert scores.profile(uneven, np.array([0.5])).tolist() == [0.5]
-    assert scores.iqm(uneven) == 0  # the middle of all runs
+    assert scores.iqm(uneven) == 0.5  # both environments weigh the same
+    few_bad, few_good = [np.zeros(10), np.ones(3)], [np.zeros(3), np.ones(10)]
+    assert scores.iqm(few_bad) == pytest.approx(0.5) == scores.iqm(few_good)
+    drawn = scores.resample(few_bad, 50, np.random.default_rng(1))
+    assert scores.iqm(drawn) == pytest.approx(np.full(50, 0.5))
 
 
 def test_resampling_stays_within_the_environment():
@@ -140,3 +144,10 @@ def test_running_mean():
     curve, seen = scores.running_mean(rows, np.array([5, 10, 25, 30]), 0, window=2)
     assert curve[seen].tolist() == [4, 6, 4] and seen.tolist() == [False, True, True, True]
     assert scores.running_mean(rows, np.array([2.0]), 2)[0].tolist() == [6]
+    means = np.array([[10, 4, 1, 2], [20, 8, 2, 6], [30, 0, 3, 2]])  # of 2, 6 and 2 episodes
+    curve, _ = scores.running_mean(means, np.array([10, 20, 30]), 0, window=8)
+    assert curve.tolist() == [4, 7, 6]  # a mean counts whole
+    alone = np.array([[step, value, step, 1] for step, value in enumerate(range(9))])
+    grid = np.arange(9)
+    same = scores.running_mean(alone[:, :3], grid, 0, window=4)[0]
+    assert scores.running_mean(alone, grid, 0, window=4)[0].tolist() == same.tolist()

@@ -251,7 +251,7 @@ def test_score_of_one_of_many_runs(tmp_path):
         writer.write(Event(step=512 * call, summary=Summary(value=values)).SerializeToString())
         episodes += [call] * 2 * call
     writer.close()
-    score, failed = trial.read_score(tmp_path, has_means=True)
+    score, failed = trial.read_score(tmp_path)
     assert failed is None
     assert score == pytest.approx(np.mean(episodes[-(40 + 38 + 36) :]))  # whole calls
 

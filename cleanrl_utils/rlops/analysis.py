@@ -6,6 +6,8 @@ from functools import partial
 import numpy as np
 
 from cleanrl_utils.rlops import scores
+from cleanrl_utils.rlops.sides import REPEATED
+from cleanrl_utils.runs import episodes_of
 
 POINTS = 200  # of a curve
 AXES = {"steps": 0, "time": 2}  # and their column in a run's rows
@@ -96,7 +98,7 @@ def cut_to_common_step(runs, env_id, window):
     shortest, longest = (end(counting, key=lambda run: run.step) for end in (min, max))
     until, notes, few = shortest.step, [], []
     for run in counting:
-        num_values = (run.rows[:, 0] <= until).sum()
+        num_values = round(episodes_of(run.rows[run.rows[:, 0] <= until]).sum())
         if num_values == 0:
             run.state = f"has no value up to step {until:,}, where the shortest run ends"
         elif num_values < window:
@@ -124,7 +126,19 @@ def make_row(c, env_id, label):
     if label != c.baseline:
         base = c.finals[env_id][c.baseline]
         row |= judge([base], [values], c.baseline, -1 if c.lower_is_better else 1)
+        row["verdict"] += left_out(c, [env_id], label)
     return row
+
+
+def left_out(c, env_ids, label):
+    """How many runs of two sides do not count, such as diverged ones, by which a mean may gain."""
+    told = []
+    for name in (c.baseline, label):
+        runs = [run for run in c.sides[name] if run.env_id in env_ids]
+        runs = [run for run in runs if not run.state.startswith(REPEATED)]
+        if count := sum(bool(run.state) for run in runs):
+            told.append(f"{count} of {len(runs)} runs of {name}")
+    return f"; left out: {', '.join(told)}" if told else ""
 
 
 def judge(base, other, baseline, direction=1):
@@ -157,10 +171,9 @@ def find_scale(c, env_id):
     means = []
     for run in (run for runs in c.counting[env_id].values() for run in runs):
         rows = run.rows[run.rows[:, 0] <= c.until[env_id]]
-        ends = np.linspace(min(c.window, len(rows)), len(rows), POINTS).astype(int)
-        sums = np.concatenate([[0], rows[:, 1].cumsum()])
-        starts = np.maximum(ends - c.window, 0)
-        means.append((sums[ends] - sums[starts]) / (ends - starts))
+        first = np.searchsorted(episodes_of(rows).cumsum(), c.window) + 1
+        ends = np.linspace(min(first, len(rows)), len(rows), POINTS).astype(int)
+        means.append(scores.means_before(rows, ends, c.window))
     low, high = np.min(np.concatenate(means)), np.max(np.concatenate(means))
     high = high if high > low else low + 1
     return (high, low) if c.lower_is_better else (low, high)
@@ -184,6 +197,7 @@ def add_scores(c):
             better = scores.probability_of_improvement
             of_side["improvement"] = scores.interval(better, side, base, count=2000)
             of_side |= judge(base, side, c.baseline)
+            of_side["verdict"] += left_out(c, c.shared, label)
         c.overall[label] = of_side
 
 

@@ -85,6 +85,8 @@ def check_metrics(asked, chosen):
             close = get_close_matches(side.metric, there, 3) or there
             hint = ", ".join(map(plain, close))
             raise SystemExit(f"no run of {side.label} has {plain(side.metric)}: there is {hint}")
+    if not any(len(run.rows) for runs in chosen.values() for run in runs):
+        raise SystemExit(f"no run has any {plain(asked[0].metric)} yet")
 
 
 def prepare(chosen, args):

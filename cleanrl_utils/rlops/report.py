@@ -9,6 +9,7 @@ from cleanrl_utils import bands
 from cleanrl_utils.errors import plain
 from cleanrl_utils.rlops import sides as run_sides
 from cleanrl_utils.rlops.analysis import final_row
+from cleanrl_utils.runs import episodes_of
 from cleanrl_utils.tables import UNLIMITED, terminal_width, text_table
 
 OVERALL = {
@@ -253,7 +254,8 @@ def write_runs(path, c):
             start, values = [run.env_id, label, run.seed], ["", 0, run.step, ""]
             if len(run.rows):
                 final = run.final(c.window, c.ends_at(run))
-                values = [short(final), len(run.rows), run.step, f"{run.rows[-1, 2]:.1f}"]
+                num_episodes = round(episodes_of(run.rows).sum())
+                values = [short(final), num_episodes, run.step, f"{run.rows[-1, 2]:.1f}"]
             rows.append([*start, *values, "no" if run.state else "yes", run.state, run.name])
     header = "environment side seed final episodes steps seconds counts why_not run"
     write_rows(path, header, rows)

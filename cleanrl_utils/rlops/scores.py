@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from cleanrl_utils.runs import episodes_of
+
 RESAMPLES = 10_000
 
 # {game: scores of random play and of a human} (Wang et al., 2016, arXiv:1511.06581, table 2)
@@ -29,16 +31,33 @@ def find_game(env_id):
 def running_mean(rows, grid, column, window=100):
     """The mean of the last window episodes at each point of the grid, and where there is any."""
     ends = np.searchsorted(rows[:, column], grid, side="right")
-    sums = np.concatenate([[0], rows[:, 1].cumsum()])
-    starts = np.maximum(ends - window, 0)
-    return (sums[ends] - sums[starts]) / np.maximum(ends - starts, 1), ends > 0
+    return means_before(rows, ends, window), ends > 0
+
+
+def means_before(rows, ends, window):
+    """The mean of the last window episodes in the first so many rows."""
+    counts = episodes_of(rows)
+    sums = np.concatenate([[0], (counts * rows[:, 1]).cumsum()])
+    totals = np.concatenate([[0], counts.cumsum()])
+    starts = np.searchsorted(totals[1:], totals[ends] - window, side="right")
+    starts = np.minimum(starts, ends)
+    return (sums[ends] - sums[starts]) / np.maximum(totals[ends] - totals[starts], 1)
 
 
 def iqm(scores):
-    """Mean of the middle half of all runs of all environments, along the last axis."""
-    scores = np.sort(np.concatenate(scores, axis=-1), axis=-1)
-    cut = scores.shape[-1] // 4
-    return scores[..., cut : scores.shape[-1] - cut].mean(-1)
+    """Mean of the middle half of all runs, along the last axis; environments weigh the same."""
+    sizes = [runs.shape[-1] for runs in scores]
+    scores = np.concatenate(scores, axis=-1)
+    if len(set(sizes)) == 1:
+        scores = np.sort(scores, axis=-1)
+        cut = scores.shape[-1] // 4
+        return scores[..., cut : scores.shape[-1] - cut].mean(-1)
+    shares = np.concatenate([np.full(size, 1 / size / len(sizes)) for size in sizes])
+    order = np.argsort(scores, axis=-1, kind="stable")
+    above = shares[order].cumsum(-1)  # share of the runs up to each, itself included
+    below = above - shares[order]
+    middle = np.maximum(np.minimum(above, 0.75) - np.maximum(below, 0.25), 0)
+    return (middle * np.take_along_axis(scores, order, -1)).sum(-1) / middle.sum(-1)
 
 
 def optimality_gap(scores):

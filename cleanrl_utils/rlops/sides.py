@@ -20,6 +20,7 @@ RESULTS = Path(__file__).resolve().parents[2] / "results"  # the published data
 NOT_SETTINGS = set("seed env_id resume track capture_video num_seeds sweep".split())
 NOT_SETTINGS |= set("wandb_project_name wandb_entity wandb_group".split())
 HARMLESS = set("cuda torch_deterministic compile checkpoint_interval checkpoint_buffer".split())
+REPEATED = "is an earlier run of the same seed as"
 QUERY = {"wpn": "project", "we": "entity", "user": "user", "metric": "metric"}
 QUERY |= {"ceik": "env_key", "cen": "exp_key"}  # as openrlbenchmark names them
 
@@ -58,7 +59,8 @@ class Run:
     is_thinned: bool = False  # its rows are means of episodes, but for the last 100
     notes: list = field(default_factory=list)  # what else is to be said of it
     metrics: list = field(default_factory=list)  # what it logged
-    rows: np.ndarray = field(default_factory=lambda: np.zeros((0, 3)))  # (step, value, seconds)
+    # (step, value, seconds, how many episodes it is the mean of)
+    rows: np.ndarray = field(default_factory=lambda: np.zeros((0, 4)))
 
     @property
     def settings(self):
@@ -66,7 +68,8 @@ class Run:
 
     def final(self, window, until=np.inf):
         """The mean of its last episodes up to a step."""
-        return self.rows[self.rows[:, 0] <= until][-window:, 1].mean()
+        rows = self.rows[self.rows[:, 0] <= until]
+        return run_folders.mean_of_last(rows[:, 1], run_folders.episodes_of(rows), window)
 
 
 def canonical(value):
@@ -341,7 +344,11 @@ def read_history(source, metric, scan_history):
 
 def set_episodes(run, metric, scalars):
     """Put the episodes into a run and judge whether it may count."""
-    rows = scalars.get(metric, run.rows)
+    rows = scalars.get(metric, np.zeros((0, 3)))
+    counts = np.ones(len(rows))
+    if metric in ("charts/episodic_return", "charts/episodic_length") and len(rows):
+        counts = run_folders.count_episodes(scalars | {"charts/episodic_return": rows})
+    rows = np.column_stack([rows, counts])
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
     rows[:, 2] = np.maximum.accumulate(rows[:, 2])
     run.rows, run.step, run.metrics = rows, run_folders.last_step(scalars), list(scalars)
@@ -420,7 +427,6 @@ def leave_out_repeats(runs):
     latest = {}
     for run in sorted(runs, key=lambda run: run.started):
         if not run.state:
-            old = latest.get((run.env_id, run.seed))
+            if old := latest.get((run.env_id, run.seed)):
+                old.state = f"{REPEATED} {run.name}"
             latest[run.env_id, run.seed] = run
-            if old:
-                old.state = f"is an earlier run of the same seed as {run.name}"
