@@ -368,7 +368,9 @@ class Recorder(TorchFunctionMode):
 
 
 def largest_difference(expected, outputs):
-    """(difference, name) of the output that differs most, beyond what rounding explains."""
+    """(difference, name) of the output that differs most, beyond what rounding explains.
+
+    A difference that is not a number is the largest."""
     worst = 0.0, ""
     for name in expected.keys() & outputs.keys():
         a, b = expected[name].astype(float), outputs[name].astype(float)
@@ -376,8 +378,10 @@ def largest_difference(expected, outputs):
         if name == "action" and scores is not None and a.ndim == 1:  # two may be equally good
             best = np.sort(scores, -1)[:, -2:]
             a, b = (np.where(best[:, -1] - best[:, 0] > TOLERANCE, x, 0) for x in (a, b))
-        difference = np.abs(a - b) - TOLERANCE * np.abs(a)
-        worst = max(worst, (float(difference.max()), name))
+        difference = float((np.abs(a - b) - TOLERANCE * np.abs(a)).max())
+        if np.isnan(difference):
+            return difference, name
+        worst = max(worst, (difference, name))
     return worst
 
 
@@ -447,6 +451,8 @@ def main():
     args = tyro.cli(Args, description=__doc__)
     if args.output.suffix not in FORMATS:
         raise SystemExit(f"{args.output} does not end in {', '.join(FORMATS)}")
+    if args.output.is_dir():
+        raise SystemExit(f"{args.output} is a folder")
     if not args.output.absolute().parent.is_dir():
         raise SystemExit(f"there is no folder {args.output.parent}")
     with explain(f"write {args.output}"):

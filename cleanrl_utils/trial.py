@@ -41,6 +41,7 @@ BETS = {2.0: 0.8, 0.5: 0.2}  # how boldly a bettor bets: its share of the stake
 WINDOW = 100  # episodes at the end of a run that its score is the mean of
 SCORE = f"mean of the last {WINDOW} training episodes"
 UNITS = {"s": 1, "m": 60, "h": 3600}
+OWN_FLAGS = "env_id seed num_seeds total_timesteps resume sweep exp_name".split()  # set here
 MACHINE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # not the file's doing
 
 
@@ -159,7 +160,10 @@ def make_protocol(args):
     if args.lock:
         given = [name for name in sorted(measured) if getattr(args, name) != defaults[name]]
         require(not given, f"{', '.join(given)} cannot be passed with --lock: they are in it")
-        locked = TypeAdapter(Protocol).validate_json(args.lock.read_text())
+        content = args.lock.read_bytes()
+        is_named = args.lock.absolute().parent.name == hash_of(content)[:8]
+        require(is_named, f"{args.lock} was edited, or is not in the folder of its trial")
+        locked = TypeAdapter(Protocol).validate_json(content)
         require(locked.score == SCORE, f"the score of {args.lock} is {locked.score}, not {SCORE}")
         one_seed = not (has_num_seeds(args.file) and has_num_seeds(args.against))
         require(locked.seeds_per_program == 1 or not one_seed, "both files need --num-seeds")
@@ -169,6 +173,7 @@ def make_protocol(args):
     require(args.delta > 0, "--delta must be positive")
     require(0 < args.alpha < 1, "--alpha must be between 0 and 1")
     require(args.seeds_per_program > 0, "--seeds-per-program must be positive")
+    check_flags(args.flags)
     given = dict(map(parse_range, args.ranges))
     unknown = set(given) - set(args.env_ids)
     require(not unknown, f"--ranges names {', '.join(unknown)}, which --env-ids does not")
@@ -184,6 +189,13 @@ def make_protocol(args):
         delta=args.delta,
         alpha=args.alpha,
     )
+
+
+def check_flags(text):
+    """Refuse flags that the trial passes itself: one of another value would replace its own."""
+    words = [word.partition("=")[0].replace("_", "-") for word in shlex.split(text)]
+    own = [flag for name in OWN_FLAGS if (flag := f"--{name.replace('_', '-')}") in words]
+    require(not own, f"{', '.join(own)} cannot be in --flags: the trial sets it itself")
 
 
 def parse_range(text):
@@ -456,7 +468,10 @@ def trial(args):
     for file in (args.file, args.against):
         require(file.is_file(), f"there is no {file}")
     protocol = make_protocol(args)
-    folder, lock_hash = lock_protocol(protocol, args.trials)
+    if args.lock:
+        folder, lock_hash = args.lock.parent, hash_of(args.lock.read_bytes())
+    else:
+        folder, lock_hash = lock_protocol(protocol, args.trials)
     try:
         with FileLock(folder / "trial.lock", timeout=0):
             sides = [Side(args.against, folder), Side(args.file, folder)]

@@ -218,6 +218,13 @@ def test_a_mistake_is_reported(tmp_path):
     assert "1 of 15 lines broken" in done.stdout and "[core 10] One loss" in done.stdout
 
 
+def test_a_name_that_no_test_has_gets_one_line(tmp_path):
+    (tmp_path / "my_ppo.py").write_text(PPO)
+    done = run_check(tmp_path, "my_ppo.py", "--quick", "--only", "nothing_like_it")
+    assert (done.returncode, done.stderr) == (1, "no test's name contains 'nothing_like_it'\n")
+    assert not (tmp_path / "checks").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_an_unchanged_copy_is_clean(tmp_path):
@@ -316,6 +323,18 @@ BAND = {
         (lambda step: min(0.2 * step, 60), 1000, "below", "below the band since step "),
         (lambda step: 11.0, 1000, "dead", "dead, no better than the random policy"),
         (lambda step: 11.0, 90, "early", "the band starts at step 100"),
+        (
+            lambda step: 0.2 * step if step < 600 else np.nan,
+            1000,
+            "below",
+            "600 is not finite",
+        ),
+        (
+            lambda step: 0.2 * step if step < 600 else np.inf,
+            1000,
+            "below",
+            "600 is not finite",
+        ),
     ],
 )
 def test_runs_are_placed(returns, until, verdict, words):
@@ -323,6 +342,21 @@ def test_runs_are_placed(returns, until, verdict, words):
     rows = np.array([(step, returns(step), 0) for step in steps])
     place = bands.place_rows(rows, BAND)
     assert (place.verdict, words in place.line) == (verdict, True), place
+
+
+def test_a_run_whose_last_episodes_are_long_ago():
+    """Its last one ended behind the last point of the band, and none in the window before that."""
+    rows = np.array([(step, 0.2 * step, 0) for step in (*range(10, 701, 10), 1010)])
+    place = bands.place_rows(rows, BAND)
+    assert (place.verdict, place.line) == ("early", "no episode ended in steps 800 to 1,000")
+
+
+def test_text_of_a_run_is_printed_plain(monkeypatch):
+    monkeypatch.setattr(bands, "read_bands", lambda algorithm: [BAND])
+    rows = [(step, 0.2 * step, 0) for step in range(10, 1001, 10)]
+    for env_id, flags in (("X-v0", {"gamma": "0.9\x1b[2J"}), ("Y\x1b[2J", {})):
+        line = bands.place_episodes("ppo", env_id, flags, rows).line
+        assert "?[2J" in line and line.isprintable()
 
 
 def test_a_run_of_ours_is_placed_while_it_trains(tmp_path):

@@ -236,6 +236,15 @@ def test_a_policy_that_acts_otherwise_is_refused(runs, tmp_path, monkeypatch, ca
     assert capsys.readouterr().err == warning
 
 
+@pytest.mark.parametrize("name", ["action", "log_probs"])
+def test_what_is_not_a_number_differs(name):
+    expected = {"log_probs": np.log([[0.2, 0.8]]), "action": np.array([[0.5]])}
+    outputs = expected | {name: np.full_like(expected[name], np.nan)}
+    assert export.largest_difference(expected, dict(expected)) == (0, "")
+    difference, worst = export.largest_difference(expected, outputs)
+    assert np.isnan(difference) and worst == name
+
+
 def test_a_runs_own_copy_is_not_executed(runs, tmp_path, monkeypatch, capsys):
     run = runs("ppo")
     capsys.readouterr()
@@ -246,9 +255,11 @@ def test_a_runs_own_copy_is_not_executed(runs, tmp_path, monkeypatch, capsys):
 
 def test_bad_input_gets_one_line(runs, tmp_path, monkeypatch):
     run = runs("ppo")
+    (tmp_path / "folder.onnx").mkdir()
     for words, line in {
         (run, "policy.pt"): r"policy.pt does not end in \.onnx, \.safetensors, \.json",
         (run, tmp_path / "none" / "policy.onnx"): "there is no folder",
+        (run, tmp_path / "folder.onnx"): "folder.onnx is a folder",
         (tmp_path, "policy.onnx"): "/run.json: No such file",
         (run, tmp_path / "x.json", "--file", tmp_path / "none.py"): "there is no .*none.py",
         (runs("ppo_continuous_lstm"), tmp_path / "x.json"): "multilayer perceptrons only",

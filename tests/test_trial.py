@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -184,6 +185,9 @@ def test_better_with_a_failed_run(tmp_path, compare):
     lock.write_text(lock.read_text().replace("0.05", "0.5"))
     code, _, errors = compare(*flags)
     assert code == 4 and "lock.json was edited" in errors
+    code, _, errors = compare("new.py", "--against", "old.py", "--lock", lock)
+    assert code == 4 and "lock.json was edited" in errors
+    assert len(list(tmp_path.glob("trials/*/lock.json"))) == 1
 
 
 def test_continues_after_kill_9(tmp_path, compare):
@@ -209,6 +213,16 @@ def test_continues_after_kill_9(tmp_path, compare):
     assert len({line.split("__")[-1] for line in named}) == 1
     assert [int(line["seeds"]) for line in lines(tmp_path)] == [6]
 
+    # so does a copy of the trial's folder, but no copy of its lock alone
+    moved = shutil.copytree(lock.parent, tmp_path / "moved" / lock.parent.name) / "lock.json"
+    compare_moved = partial(compare, "new.py", "--against", "old.py", "--lock")
+    assert compare_moved(moved)[0] == 2
+    code, _, errors = compare_moved(shutil.copy(lock, tmp_path / "moved"))
+    assert code == 4 and "is not in the folder of its trial" in errors
+    assert list(tmp_path.glob("trials/*/lock.json")) == [lock]
+    (tmp_path / "trials.tsv").unlink()
+    compare("new.py", *flags)
+
     # a version that was not compared yet finds the runs of the other
     make_program(tmp_path / "newer.py", mean=0)
     code, out, _ = compare("newer.py", *flags, "--budget", "0s")
@@ -229,6 +243,9 @@ def test_bad_input_is_one_line(tmp_path, compare):
         ("new.py", "--env-ids", "A"): "pass --ranges A=LOW,HIGH",
         ("new.py", *on_a, "--lock", "none.json"): "env_ids, ranges cannot be passed with --lock",
         ("new.py", "--lock", "none.json"): "none.json",
+        ("new.py", *on_a, "--flags=--env-id B"): "--env-id cannot be in --flags",
+        ("new.py", *on_a, "--flags=--gamma 1 --num_seeds=2"): "--num-seeds cannot be in",
+        ("new.py", *on_a, "--flags=--exp-name 'x"): "No closing quotation",
         ("old.py", *on_a): "both files are the same",
         ("new.py", *on_a): "new.py fails on A: cannot train: the loss is nan",
     }.items():

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from cleanrl_utils import runs
+from cleanrl_utils.errors import plain
 from cleanrl_utils.events import read_events
 
 FOLDER = Path(__file__).parent
@@ -91,9 +92,14 @@ def place_rows(rows, band):
     reached = min(np.searchsorted(steps, rows[-1, 0] * 1.001, side="right"), len(steps))
     if reached == 0:
         return Place("early", f"the band starts at step {steps[0]:,.0f}")
+    if len(broken := rows[~np.isfinite(rows[:, 1])]):
+        return Place("below", f"below the band: a return at step {broken[0, 0]:,.0f} is not finite")
     returns = curve(rows, steps[:reached], steps[0])
     floor, random = make_floor(band), band["random"]["mean"]
     now, last = reached - 1, returns[-1]
+    if np.isnan(last):
+        window = f"{max(0, steps[now] - WIDTH * steps[0]):,.0f} to {steps[now]:,.0f}"
+        return Place("early", f"no episode ended in steps {window}")
     gained = ALIVE * (mean.max() - random)
     numbers = f"return {last:.1f}, published runs {band['min'][now]:.1f} to {band['max'][now]:.1f}"
     numbers += f" at step {steps[now]:,.0f}, random policy {random:.1f}"
@@ -117,12 +123,12 @@ def place_episodes(algorithm, env_id, flags, rows):
     """Where the episodes of a run with these flags lie among the published runs of its file."""
     band = find_band(algorithm, env_id, flags)
     if band is None:
-        return Place("unknown", f"no published runs of {algorithm} on {env_id}")
+        return Place("unknown", f"no published runs of {plain(algorithm)} on {plain(env_id)}")
     rows = np.asarray(rows, dtype=float).reshape(len(rows), -1)
     place = place_rows(rows[np.argsort(rows[:, 0], kind="stable")] if len(rows) else rows, band)
     if others := other_flags(band, flags):
-        told = ", ".join(f"{name} {own} ({theirs})" for name, (own, theirs) in others.items())
-        place.line += f"; flags that differ from the published runs: {told}"
+        told = [f"{name} {plain(own)} ({theirs})" for name, (own, theirs) in others.items()]
+        place.line += f"; flags that differ from the published runs: {', '.join(told)}"
     if band["runs"][0] < 3:
         place.line += f"; seeds published: {band['runs'][0]}"
     if band["steps"][-1] < 0.95 * band["planned"]:

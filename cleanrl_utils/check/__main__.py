@@ -301,6 +301,8 @@ def main(args):
         compile_once(folder / "jax")
         copy = prepare(source, parent, folder)
         records = run_tests(copy, file.parent, folder, args.only)
+        if not records:
+            raise SystemExit(f"no test's name contains {args.only!r}")
         rows = [Row("file", f"cleanrl/{parent}.py", "ok", f"{share:.0%} of the lines")]
         rows += judge_flags(source, parent) + judge_details(details, records, source)
         rows += judge_others(details, records)
