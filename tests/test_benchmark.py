@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 import tomllib
+import types
 import urllib.request
 from pathlib import Path
 
@@ -22,8 +23,10 @@ import pytest
 import tyro
 
 from cleanrl_utils import processes
+from cleanrl_utils.benchmark import aws as on_aws
 from cleanrl_utils.benchmark import log as run_log
 from cleanrl_utils.benchmark import plan, runner, summary, task
+from cleanrl_utils.benchmark import ray as on_ray
 from cleanrl_utils.benchmark.screen import Screen
 from tests.harness import PPO, ROOT, about, scalars
 
@@ -347,6 +350,20 @@ def test_the_end_is_a_table_and_a_command_that_compares(here):
     assert text.splitlines()[-1] == f"python -m cleanrl_utils.{command}"
 
 
+def test_runs_that_rlops_cannot_read_are_in_no_table(here, capsys):
+    """A program that keeps the contract of the page may have other flags."""
+    (run,) = plan.make_plan(plan.Args(("python walk.py",), num_seeds=1))
+    run.state, run.run_folder = "done", Path("runs/mine")
+    run.run_folder.mkdir(parents=True)
+    (run.run_folder / "events.out.tfevents.1").touch()
+    for text in ('{"args": {"seed": 1}}', '{"args": {"exp_name": "walk"}}', "{", None):
+        (run.run_folder / "run.json").unlink(missing_ok=True)
+        if text:
+            (run.run_folder / "run.json").write_text(text)
+        summary.print_summary([run], ())
+    assert capsys.readouterr().out == ""
+
+
 def test_dry_run_sees_what_cannot_work(here, monkeypatch):
     """Unknown environments, flags that do not fit and a missing login, without a run."""
     monkeypatch.setenv("HOME", str(here))  # nobody is logged in
@@ -370,6 +387,26 @@ def test_dry_run_sees_what_cannot_work(here, monkeypatch):
             and bool(why) == bool(expected_why)
         )
     assert told[-1][0] == "8" and not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("x = = 1", "SyntaxError: invalid syntax"),
+        ("import odd", "RuntimeError: it is odd"),
+        ("import chatty", "ValueError: no way"),
+        ("import deadly", "killed by SIGKILL (out of memory?)"),
+    ],
+)
+def test_dry_run_counts_no_answer_as_works(here, text, why):
+    """Also if what the file imports fails, prints, or ends the process that tries it out."""
+    Path("odd.py").write_text("raise RuntimeError('it is odd')")
+    Path("chatty.py").write_text("print('hello from the community')")
+    Path("deadly.py").write_text("import os\nos.kill(os.getpid(), 9)")
+    Path("mine.py").write_text(f"{text}\nraise ValueError('no way')\ndef make_run_folder(): 0\n")
+    done = bench("python mine.py", "--env-ids", "A-v0", "B-v0", "--num-seeds", 1, "--dry-run")
+    lines = [f"refused python mine.py --env-id {name} --seed 1: {why}" for name in ("A-v0", "B-v0")]
+    assert done.returncode == 1 and done.stdout.splitlines()[:2] == lines, done.stderr
 
 
 def test_yaml_and_grid(here):
@@ -453,6 +490,59 @@ def test_rows_differ_at_80_columns(monkeypatch):
                 title = f"{env_id}ppo_continuous_action--learning-rate{rate}seed{seed}"
                 assert text.count(title) == 1, captured.get()
     assert "total" not in captured.get(), "only what differs is shown"
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_refused"),
+    [
+        (("", ""), True),
+        (("", "--exp-name changed"), False),
+        (("--exp_name=mine", "--exp-name mine"), True),
+        (("", "--exp-name walk"), True),
+    ],
+)
+def test_two_files_need_two_names(here, flags, is_refused):
+    """The summary would count one as earlier runs of the other."""
+    for folder in ("a", "b"):
+        Path(folder).mkdir()
+        Path(folder, "walk.py").write_text("exp_name = 'walk'\n" + WALK)
+    done = bench([f"python a/walk.py {flags[0]}", f"python b/walk.py {flags[1]}"], "--workers", 0)
+    told = re.fullmatch(r"a/walk.py and b/walk.py have the same name, \w+: .*\n", done.stderr)
+    assert done.returncode == is_refused and bool(told) == is_refused, done.stderr
+    for folder in ("a", "b"):  # without such a flag, they are in no summary either
+        Path(folder, "walk.py").write_text(WALK)
+    assert bench(["python a/walk.py", "python b/walk.py"], "--workers", 0).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "resumed"),
+    [
+        ("python a.py --env-id A --x 1", "python a.py --resume runs/x --env-id A"),
+        ("python -m my.train --x 1", "python -m my.train --resume runs/x"),
+        (
+            "python -m torch.distributed.run --nproc-per-node 2 a.py --x 1 --env-id A",
+            "python -m torch.distributed.run --nproc-per-node 2 a.py --resume runs/x --env-id A",
+        ),
+        ("./train --x 1", "./train --x 1"),
+    ],
+)
+def test_what_resumes_a_run(command, resumed):
+    assert task.resuming(command.split(), Path("runs/x")) == resumed.split()
+
+
+def test_jobs_of_another_backend_are_forgotten(here):
+    """After Slurm with --no-wait, a run on this machine is done, and stays done."""
+    (run,) = plan.make_plan(plan.Args(("python walk.py",), num_seeds=1))
+    run.folder.mkdir(parents=True)
+    sent = {"run": run.name, "event": "submitted", "job": "123_0"}
+    runner.Journal(run.folder, "slurm").write(sent)
+    for backend, job in (("slurm", "123_0"), ("aws-batch", None), ("local", None)):
+        run.job = None
+        runner.recall([run], runner.Journal(run.folder, backend))
+        assert run.job == job, backend
+    runner.Journal(run.folder).path.write_text(json.dumps(sent))  # by an older runner
+    done = bench("python walk.py", "--num-seeds", 1)
+    assert done.returncode == 0 and count("cut") == 0 and events()[-1]["event"] == "done"
 
 
 @pytest.mark.parametrize(
@@ -602,6 +692,24 @@ def test_what_lives_on_without_a_watcher_is_ended_first(here):
     assert second.wait() == 0, "what is watched over is left alone"
     with log.open("ab") as file:
         assert task.wait_for_lock(file, [], False, patience=1) is None
+
+
+def test_who_reads_a_log_is_not_killed(tmp_path):
+    log = tmp_path / "log"
+    log.touch()
+    wait = "sys.stdout.write('x\\n'); sys.stdout.flush(); time.sleep(60)"
+    held = {}
+    for mode in ("r", "a"):
+        code = f"import sys, time; file = open({str(log)!r}, {mode!r}); {wait}"
+        held[mode] = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        held[mode].stdout.readline()
+    try:
+        task.kill_leftovers(log)
+        assert held["a"].wait(timeout=30) == -signal.SIGKILL and held["r"].poll() is None
+    finally:
+        for process in held.values():
+            process.kill()
+            process.communicate()
 
 
 def test_journal_survives_a_line_cut_short(tmp_path):
@@ -1113,6 +1221,117 @@ def test_ray_that_is_not_there_is_one_line(here):
         and "cannot reach Ray at 127.0.0.1:1" in done.stderr
         and "Traceback" not in done.stderr
     )
+
+
+@pytest.mark.parametrize(("gpus", "preallocate"), [(0.5, "false"), (1, None)])
+def test_ray_task_and_its_environment(here, monkeypatch, gpus, preallocate):
+    """A killed watcher is 128 + 9, and runs that share a GPU leave its memory to each other."""
+    fake = types.SimpleNamespace(init=lambda **_: None, remote=lambda **_: lambda attempt: attempt)
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    args = plan.Args(("python walk.py",), backend="ray", ray_gpus_per_run=gpus)
+    backend = on_ray.Ray(args, {"PATH": os.environ["PATH"]})
+    assert backend.environment.get("XLA_PYTHON_CLIENT_PREALLOCATE") == preallocate
+    ends = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
+    assert backend.attempt(ends, ".", {}) == (128 + signal.SIGKILL, "")
+
+
+class Cloud:
+    """AWS as far as the tests without moto need it: a bucket in memory, and jobs that run."""
+
+    def __init__(self):
+        self.files, self.is_reachable, self.when_uploaded = {}, True, lambda: None
+
+    def head_bucket(self, **_):
+        pass
+
+    def put_object(self, Bucket, Key, Body):
+        self.files[Key] = Body
+
+    def upload_file(self, file, bucket, key):
+        self.files[key] = Path(file).read_bytes()
+        self.when_uploaded()
+
+    def submit_job(self, **_):
+        return {"jobId": "job"}
+
+    def terminate_job(self, **_):
+        if not self.is_reachable:
+            raise RuntimeError("Could not connect to the endpoint URL")
+
+
+@pytest.fixture
+def cloud(here, monkeypatch):
+    cloud = Cloud()
+    monkeypatch.setattr(on_aws, "connect", lambda *_: cloud)
+    return cloud
+
+
+def test_aws_uploads_a_checkpoint_that_the_curves_reach(cloud):
+    folder, log = Path("runs/x"), Path("x.log")
+    folder.mkdir(parents=True)
+    (folder / "run.json").touch()
+    log.write_text("run folder: runs/x\n")
+
+    def go_on():
+        """The run logs another step and replaces its checkpoint, whenever a file was uploaded."""
+        with (folder / "steps.txt").open("a") as file:
+            file.write("x")
+        (folder / "checkpoint.tmp").write_text(str((folder / "steps.txt").stat().st_size))
+        os.replace(folder / "checkpoint.tmp", folder / "checkpoint.pt")
+
+    go_on()
+    cloud.when_uploaded = go_on
+    store = on_aws.Store("s3://bucket/mine")
+    for _ in range(3):
+        store.send_run(log, "logs/x.log")
+        steps = len(cloud.files["mine/runs/x/steps.txt"])
+        assert int(cloud.files["mine/runs/x/checkpoint.pt"]) <= steps
+    assert len(cloud.files) == 4 and not list(folder.glob("*.tmp"))
+
+
+def aws_args(**more):
+    names = dict(aws_job_queue="queue", aws_job_definition="cleanrl", aws_s3="s3://bucket/mine")
+    return plan.Args(("python walk.py",), num_seeds=2, backend="aws-batch", **names, **more)
+
+
+def test_aws_jobs_that_may_go_on_are_not_given_up(cloud, monkeypatch, capsys):
+    """Without a network, Ctrl+C cannot end them: the same command finds them again."""
+    args = aws_args()
+    runs, journal = plan.make_plan(args), runner.Journal(args.folder, args.backend)
+    args.folder.mkdir(parents=True)
+    cloud.is_reachable = False
+    assert runner.run_with_backend(args, runs, journal, [signal.SIGINT]) is None
+    assert "jobs may go on: Could not connect to the endpoint URL" in capsys.readouterr().err
+    again = plan.make_plan(args)
+    runner.recall(again, journal)
+    assert [run.job for run in again] == ["job:0", "job:1"] and count("cut") == 0
+
+
+def test_aws_logs_of_another_folder_are_others(cloud):
+    """A new --folder starts all runs from scratch, on S3 too."""
+    keys = set()
+    for folder in (Path("runs/benchmark"), Path("runs/another"), Path("/runs/another")):
+        args = aws_args(folder=folder)
+        runs = plan.make_plan(args)
+        backend = on_aws.AwsBatch(args, {}, types.SimpleNamespace(write=lambda *_: None))
+        backend.submit(runs)
+        sent = json.loads(cloud.files.popitem()[1])
+        assert sent["folder"] == str(folder)
+        keys.add(on_aws.log_key(sent["folder"], runs[0].log))
+        assert on_aws.log_key(runs[0].folder, runs[0].log) in keys, "the runner looks there"
+    assert len(keys) == 3
+
+
+def test_aws_script_may_be_only_in_the_image(here):
+    args = plan.Args(("python /app/none/ppo.py",), backend="aws-batch")
+    assert "OMP_NUM_THREADS" in runner.child_environment(args)
+
+
+def test_what_aws_passes_on_is_on_the_page():
+    page = (ROOT / "docs" / "benchmark.md").read_text()
+    section = page.split("## AWS Batch")[1].split("\n## ")[0]
+    assert [name for name in on_aws.PASSED_ON if f"`{name}`" not in section] == []
+    assert "thread variables" in section
 
 
 @pytest.fixture

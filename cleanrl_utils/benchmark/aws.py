@@ -4,7 +4,7 @@
 
 is what a container of the Dockerfile runs: the run at its index of the job array, restored from S3
 if an earlier container was interrupted, and uploaded there at intervals. On S3, logs/ has one log
-per run and runs/ the run folders.
+per run, in a folder for each --folder, and runs/ has the run folders.
 """
 
 import json
@@ -30,6 +30,11 @@ def connect(service, endpoint_url=None):
         import boto3
 
         return boto3.client(service, endpoint_url=endpoint_url)
+
+
+def log_key(folder, log):
+    """Where on S3 the log of a run is: each --folder has its own."""
+    return f"logs/{str(folder).translate(str.maketrans('/:', '--'))}/{log.name}"
 
 
 class Store:
@@ -73,15 +78,28 @@ class Store:
                 if folder.resolve() in file.resolve().parents:
                     self.fetch(f"runs/{name}/{file.relative_to(folder)}", file)
 
-    def send_run(self, path):
-        """Upload the log and the run folder, its checkpoint last: the curves must reach as far."""
+    def send_run(self, path, key):
+        """Upload the log and the run folder. The curves must reach as far as the checkpoint, which
+        the run may replace meanwhile: the one from before is sent, after all else."""
         if folder := log.run_folder(path):
-            files = [file for file in folder.rglob("*") if file.is_file()]
-            for file in sorted(files, key=lambda file: file.stem == "checkpoint"):
-                if file.suffix != ".tmp" and file.name not in OF_THE_PROCESS:
+            held = [hold(file) for file in folder.glob("checkpoint.*") if file.suffix != ".tmp"]
+            for file in folder.rglob("*"):
+                is_ours = file.suffix != ".tmp" and file.name not in OF_THE_PROCESS
+                if is_ours and file.stem != "checkpoint" and file.is_file():
                     self.send(file, f"runs/{folder.name}/{file.relative_to(folder)}")
+            for file in held:
+                self.send(file, f"runs/{folder.name}/{file.stem}")
+                file.unlink()
         if path.exists():
-            self.send(path, f"logs/{path.name}")
+            self.send(path, key)
+
+
+def hold(file):
+    """A second name for a file, checkpoint.pt.tmp, under which it stays what it is."""
+    name = file.with_name(f"{file.name}.tmp")
+    name.unlink(missing_ok=True)
+    os.link(file, name)
+    return name
 
 
 class AwsBatch:
@@ -111,6 +129,7 @@ class AwsBatch:
     def submit_array(self, runs):
         plan = f"plans/{time.time_ns()}.json"
         facts = {"runs": [run.words for run in runs], "interval": self.args.aws_sync_interval}
+        facts["folder"] = str(self.args.folder)
         address = f"s3://{self.store.bucket}/{self.store.key(plan)}"
         settings = {
             "jobName": "cleanrl-benchmark",
@@ -146,7 +165,7 @@ class AwsBatch:
             for run, job in self.jobs.items():
                 status = states.get(job, ("FAILED",))[0]
                 if status in ENDED | {"RUNNING"}:
-                    self.store.fetch(f"logs/{run.log.name}", run.log)
+                    self.store.fetch(log_key(run.folder, run.log), run.log)
                 folder = log.named_folder(run.log)
                 if status in ENDED and folder and log.exit_code(run.log) == 0:
                     self.store.fetch_folder(folder.name)
@@ -169,25 +188,31 @@ class AwsBatch:
                     yield run, code, ""
 
     def stop(self, in_a_hurry):
-        for job in {job.split(":")[0] for job in self.jobs.values()}:  # an array as a whole
-            self.batch.terminate_job(jobId=job, reason="cleanrl_utils.benchmark was stopped")
-        for _ in range(60):
-            if in_a_hurry() or all(status in ENDED for status, _ in self.states().values()):
-                return
-            time.sleep(1)
+        """End all jobs. Returns the runs that may go on, if AWS does not answer."""
+        try:
+            for job in {job.split(":")[0] for job in self.jobs.values()}:  # an array as a whole
+                self.batch.terminate_job(jobId=job, reason="cleanrl_utils.benchmark was stopped")
+            for _ in range(60):
+                if in_a_hurry() or all(status in ENDED for status, _ in self.states().values()):
+                    return None
+                time.sleep(1)
+        except Exception as error:
+            print(f"jobs may go on: {one_line(error)}", file=sys.stderr)
+            return set(self.jobs)
 
 
 def main(address):
     """In the container: one run, from its log on S3 to its log on S3."""
-    bucket, _, key = address.removeprefix("s3://").partition("/")
-    prefix, _, name = key.rpartition("plans/")
+    bucket, _, plan_key = address.removeprefix("s3://").partition("/")
+    prefix, _, name = plan_key.rpartition("plans/")
     store = Store(f"s3://{bucket}/{prefix}")
-    plan = json.loads(store.s3.get_object(Bucket=bucket, Key=key)["Body"].read())
+    plan = json.loads(store.s3.get_object(Bucket=bucket, Key=plan_key)["Body"].read())
     words = plan["runs"][int(os.environ.get("AWS_BATCH_JOB_ARRAY_INDEX", 0))]
     folder = Path("runs/benchmark")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{task.name_of(words)}.log"
-    if store.fetch(f"logs/{path.name}", path) and (earlier := log.named_folder(path)):
+    key = log_key(plan["folder"], path)
+    if store.fetch(key, path) and (earlier := log.named_folder(path)):
         store.fetch_folder(earlier.name)
         with path.open("a") as file:  # here, whatever it was called there
             file.write(f"\nrun folder: {Path('runs', earlier.name)}\n")
@@ -202,7 +227,7 @@ def main(address):
         except subprocess.TimeoutExpired:
             code = None
         try:
-            store.send_run(path)
+            store.send_run(path, key)
         except Exception as error:
             print(f"cannot write to {address}: {one_line(error)}", file=sys.stderr, flush=True)
             if code is not None:

@@ -10,6 +10,7 @@ prints one line of JSON for each: its exit code and its output.
 """
 
 import ast
+import contextlib
 import importlib
 import json
 import os
@@ -18,6 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from itertools import zip_longest
 from pathlib import Path
 
 MARK = "def make_run_folder("  # what files of ours have
@@ -44,7 +46,8 @@ def try_out_all(runs):
             capture_output=True,
             text=True,
         )
-        for job, line in zip(jobs, done.stdout.splitlines(), strict=False):
+        died = json.dumps([done.returncode or 1, done.stderr])  # before it came to an answer
+        for job, line in zip_longest(jobs, done.stdout.splitlines(), fillvalue=died):
             code, output = json.loads(line)
             if code != WORKS:
                 code = 128 - code if code < 0 else code
@@ -53,10 +56,13 @@ def try_out_all(runs):
 
 
 def import_libraries(file):
-    """Import what the file imports, once for all children. What is missing is their business.
+    """Import what the file imports, once for all children. What fails is theirs to report.
 
     JAX starts threads, which a fork does not survive: its files are imported by each child."""
-    nodes = ast.parse(Path(file).read_text()).body
+    try:
+        nodes = ast.parse(Path(file).read_text()).body
+    except (SyntaxError, ValueError):
+        return
     if any("import jax" in ast.unparse(node) for node in nodes):
         return
     for node in nodes:
@@ -68,7 +74,7 @@ def import_libraries(file):
         for name in names:
             try:
                 importlib.import_module(name)
-            except ImportError:
+            except (Exception, SystemExit):
                 return
 
 
@@ -97,7 +103,8 @@ def try_out(file, flags, output):
 def main():
     file = sys.argv[1]
     sys.path[0] = str(Path(file).resolve().parent)  # as if Python had started the file
-    import_libraries(file)
+    with contextlib.redirect_stdout(sys.stderr):  # what a library prints is no answer
+        import_libraries(file)
     for flags in json.load(sys.stdin):
         with tempfile.TemporaryFile() as output:
             code = try_out(file, flags, output)

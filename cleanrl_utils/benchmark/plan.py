@@ -1,6 +1,7 @@
 """Which runs are asked for: flags or a YAML file, a grid of flags, environments and seeds."""
 
 import itertools
+import re
 import shlex
 import shutil
 import sys
@@ -145,6 +146,24 @@ def check_command(args, command):
         raise SystemExit(f"there is no program {words[0]}")
 
 
+def check_names(commands):
+    """Refuse two files with one exp_name: the summary and RLops would take them for one."""
+    files = {}  # {exp_name: the file that has it}
+    for command in commands:
+        file = find_script(shlex.split(command))
+        if not file or not has_exp_name(Path(file)):
+            continue
+        flags = [re.match(r"--exp[-_]name[ =](.+)", flag) for flag in split_flags(command)]
+        name = next((flag[1] for flag in flags if flag), Path(file).stem)
+        if files.setdefault(name, file) != file:
+            both = f"{files[name]} and {file}"
+            raise SystemExit(f"{both} have the same name, {name}: give one --exp-name")
+
+
+def has_exp_name(file):  # which, with aws-batch, may be only in the image
+    return not file.is_file() or "exp_name" in file.read_text(errors="replace")
+
+
 def find_script(words):
     return next((word for word in words if word.endswith(".py")), None)
 
@@ -152,6 +171,7 @@ def find_script(words):
 def make_plan(args):
     """All runs: the first seed of everything, then the second."""
     commands = [full for command in args.command for full in with_grid(command, args.grid)]
+    check_names(commands)
     labels = make_labels(commands)
     runs = [
         Run(command, label, env_id, seed, args.folder)

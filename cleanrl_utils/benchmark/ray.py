@@ -22,6 +22,8 @@ class Ray:
         self.tasks = {}  # run: (answer, size of its log before it began)
         self.environment = dict(environment)
         self.environment.pop("CUDA_VISIBLE_DEVICES", None)  # Ray divides the GPUs
+        if args.ray_gpus_per_run < 1:  # runs may share one: JAX must not take all of its memory
+            self.environment.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
         quiet = dict(log_to_driver=False, logging_level="ERROR")
         quiet["include_dashboard"] = None if args.ray_address else False
         with explain(f"reach Ray at {args.ray_address or 'this machine'}"):
@@ -46,6 +48,7 @@ class Ray:
             finally:  # also when it is cancelled
                 process.terminate()
                 code = process.wait()
+            code = 128 - code if code < 0 else code
             return code, process.stderr.read().decode().strip()
 
         self.attempt = attempt

@@ -26,8 +26,8 @@ HOPELESS = re.compile(  # reasons that another attempt would meet again
 class Journal:
     """The events of each run, one per line, append-only: a kill only cuts the last line short."""
 
-    def __init__(self, folder):
-        self.path = folder / "journal.jsonl"
+    def __init__(self, folder, backend="local"):
+        self.path, self.backend = folder / "journal.jsonl", backend
 
     def last_events(self):
         events = {}
@@ -40,7 +40,8 @@ class Journal:
         return events
 
     def write(self, *events):
-        lines = [json.dumps({"time": round(time.time(), 3)} | event) + "\n" for event in events]
+        common = {"time": round(time.time(), 3), "backend": self.backend}
+        lines = [json.dumps(common | event) + "\n" for event in events]
         with self.path.open("a+b", buffering=0) as file:
             end = file.seek(0, os.SEEK_END)
             file.seek(max(0, end - 1))
@@ -63,9 +64,14 @@ def recall(runs, journal):
             run.state, run.seconds = "done", last.get("seconds")
             run.run_folder = Path(last["folder"]) if last.get("folder") else None
             run.figures = (1, None, last.get("return"))
-        elif event in ("submitted", "started"):
+        elif event in ("submitted", "started") and outlives_the_runner(last, journal.backend):
             run.job = last.get("job")
     return words
+
+
+def outlives_the_runner(event, backend):
+    """Whether an event is of a job that this backend, and no other, may still have."""
+    return backend in ("slurm", "aws-batch") and event.get("backend", backend) == backend
 
 
 def child_environment(args):
@@ -73,8 +79,10 @@ def child_environment(args):
     added = processes.thread_settings()
     if args.auto_tag and shutil.which("git"):
         script = plan.find_script(shlex.split(args.command[0])) or "."
+        folder = Path(script).parent  # with aws-batch, it may be only in the image
         git = ["git", "describe", "--tags", "--always", "--dirty"]
-        described = subprocess.run(git, cwd=Path(script).parent, capture_output=True, text=True)
+        settings = dict(cwd=folder if folder.is_dir() else ".", capture_output=True, text=True)
+        described = subprocess.run(git, **settings)
         tags = [os.environ.get("WANDB_TAGS", ""), described.stdout.strip()]
         added["WANDB_TAGS"] = ",".join(filter(None, tags))
     return added
@@ -135,6 +143,7 @@ def note_start(run, journal, screen):
 
 def note_end(run):
     """What the journal says of a run that has ended."""
+    run.job = None
     run.figures, run.seconds = log.progress(run.log), round(time.time() - run.began, 1)
     run.run_folder = log.run_folder(run.log)
     event = {"run": run.name, "folder": run.run_folder and str(run.run_folder)}
@@ -191,7 +200,7 @@ def rest(seconds, requests):
 
 def main(args):
     plan.check(args)
-    runs, journal = plan.make_plan(args), Journal(args.folder)
+    runs, journal = plan.make_plan(args), Journal(args.folder, args.backend)
     words = recall(runs, journal)
     finished = sum(run.state == "done" for run in runs)
     if args.dry_run or args.workers == 0:
@@ -221,8 +230,9 @@ def run_with_backend(args, runs, journal, requests):
         return run_all(args, runs, backend, journal, screen, requests)
     finally:
         if args.wait or requests:
-            backend.stop(in_a_hurry=lambda: len(requests) > 1)
+            going_on = backend.stop(in_a_hurry=lambda: len(requests) > 1) or ()
             cut = [run for run in runs if run.state == "running" or run.job]
+            cut = [run for run in cut if run not in going_on]
             journal.write(*({"run": run.name, "event": "cut"} for run in cut))
             for run in cut:
                 run.state = "queued"

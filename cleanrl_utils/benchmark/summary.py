@@ -6,22 +6,30 @@ from urllib.parse import quote
 
 def print_summary(runs, env_ids):
     """A table of mean ± standard deviation over the seeds, and the command that compares."""
-    done = [run for run in runs if run.state == "done" and has_events(run.run_folder)]
+    flags = {run: read_flags(run.run_folder) for run in runs if run.state == "done"}
+    done = [run for run in flags if flags[run]]
     if not done:
         return
     from cleanrl_utils.rlops.report import summary  # late: what comes with NumPy takes a second
-    from cleanrl_utils.runs import read_run
 
     settings = {}  # {command: flags of one of its runs}
     for run in done:
-        if run.command not in settings:
-            settings[run.command] = read_run(run.run_folder)["args"]
+        settings.setdefault(run.command, flags[run])
     print(f"\n{summary([run.run_folder for run in done])}\n\nCompare the runs:")
     print(comparison(list(settings.values()), env_ids))
 
 
-def has_events(folder):
-    return folder is not None and (folder / "run.json").exists() and any(folder.glob("*tfevents*"))
+def read_flags(folder):
+    """The flags of a run that RLops can compare: with curves, an experiment and an environment."""
+    if folder is None or not any(folder.glob("*tfevents*")):
+        return None
+    from cleanrl_utils.runs import read_run
+
+    try:
+        flags = read_run(folder)["args"]
+    except Exception:  # missing, damaged, or of another program
+        return None
+    return flags if {"exp_name", "env_id"} <= flags.keys() else None
 
 
 def comparison(settings, env_ids):

@@ -43,7 +43,8 @@ def name_of(words):
 
 def resuming(words, folder):
     """The command that resumes a run: the program, --resume, and --env-id, which it may need."""
-    ends = [i for i, word in enumerate(words) if word.endswith(".py") or words[i - 1 : i] == ["-m"]]
+    ends = [i for i, word in enumerate(words) if word.endswith(".py")]
+    ends += [i + 1 for i, word in enumerate(words) if word == "-m"]  # counts if there is no file
     if not ends:
         return words
     env_id = words[words.index("--env-id") :][:2] if "--env-id" in words else []
@@ -91,13 +92,16 @@ def wait_for_lock(file, requests, has_lifeline, patience=PATIENCE):
 
 
 def kill_leftovers(log):
-    """Kill what an earlier attempt left behind if its watcher was killed."""
+    """Kill what an earlier attempt left behind if its watcher was killed, but not who reads it."""
     import psutil
+
+    def writes(file):
+        return file.path == str(log) and getattr(file, "mode", "a") != "r"  # macOS tells no mode
 
     holders = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.pid != os.getpid() and str(log) in [f.path for f in process.open_files()]:
+            if process.pid != os.getpid() and any(map(writes, process.open_files())):
                 holders.append(process)
     for process in holders:
         with contextlib.suppress(psutil.Error):
