@@ -6,7 +6,8 @@
 The same command is for every call: the first one unpacks what an earlier session has kept and
 starts the benchmark, which goes on after the call, and later calls find it at work. Each call waits
 until the benchmark or its minutes are over. Then it packs run.json, curves and journals of all
-runs, and the checkpoints of the unfinished ones as far as they fit, those of the most steps first.
+runs. The checkpoints of runs that no journal calls done are added as far as they fit, those of the
+most steps first.
 
 The parts in --out belong together: cat out/runs.tar.* | tar x
 """
@@ -17,13 +18,16 @@ import shlex
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT))  # so that this runs from any folder
+from cleanrl_utils.benchmark.runner import Journal  # noqa: E402
+from cleanrl_utils.errors import explain  # noqa: E402
 from cleanrl_utils.events import read_events  # noqa: E402
-from cleanrl_utils.runs import find_runs, is_finished, last_step, read_run  # noqa: E402
+from cleanrl_utils.runs import find_runs, last_step  # noqa: E402
 
 CURVES = ("run.json", "events.out.tfevents.*", "*.py")
 
@@ -67,43 +71,67 @@ def is_running(pid_file):
 
 def start(command, pid_file):
     """In a session of its own, so that it goes on after this call."""
-    with open("runs/campaign.log", "ab") as log:
+    with open("runs/campaign.log", "ab") as log, explain(f"start {command}"):
         words = shlex.split(command)
         process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
     pid_file.write_text(str(process.pid))
 
 
-def files_to_pack(runs, limit):
-    """All curves and journals, and the checkpoints of unfinished runs that fit into limit bytes."""
-    files, checkpoints = [*runs.glob("*/journal.jsonl"), *runs.glob("*/*.log")], []
+def done_folders(runs):
+    """The names of the run folders that a benchmark's journal calls done."""
+    journals = [Journal(path.parent) for path in runs.glob("*/journal.jsonl")]
+    events = [event for journal in journals for event in journal.last_events().values()]
+    done = [event.get("folder") for event in events if event.get("event") == "done"]
+    return {Path(folder).name for folder in done if folder}
+
+
+def files_to_pack(runs, limit, links):
+    """{name in the archive: file} of all curves and journals, and of the checkpoints that fit.
+
+    Checkpoints are linked into the folder links before the curves are read: a run that is at work
+    replaces its checkpoint, which must not be newer than the curves.
+    """
+    done, files, checkpoints = done_folders(runs), {}, []
+    for path in [*runs.glob("*/journal.jsonl"), *runs.glob("*/*.log")]:
+        files[path] = path
     for folder in find_runs(runs):
-        files += [path for name in CURVES for path in folder.glob(name)]
-        scalars, _ = read_events(folder, cache=False)
-        steps = last_step(scalars) if scalars else 0
-        if scalars and is_finished(read_run(folder), scalars):
-            print(f"{folder.name}: {steps:,} steps, finished")
-        else:
-            print(f"{folder.name}: {steps:,} steps")
-            checkpoints += [(steps, path) for path in folder.glob("checkpoint.[pm]*")]
-    free = limit - sum(path.stat().st_size + 2048 for path in files)
-    for _, path in sorted(checkpoints, reverse=True):
-        if path.stat().st_size < free:
-            free -= path.stat().st_size + 2048
-            files.append(path)
+        kept = {}
+        for path in folder.glob("checkpoint.[pm]*") if folder.name not in done else ():
+            kept[path] = links / f"{folder.name}__{path.name}"
+            os.link(path, kept[path])
+        files |= {path: path for name in CURVES for path in folder.glob(name)}
+        steps = last_step(read_events(folder, cache=False)[0])
+        checkpoints += [(steps, path, link) for path, link in kept.items()]
+        print(f"{folder.name}: {steps:,} steps{', finished' * (folder.name in done)}")
+    free = limit - sum(path.stat().st_size + 2048 for path in files.values())
+    if free < 0:
+        print("curves and journals alone need more than --num-parts parts of --part-size")
+    for _, path, link in sorted(checkpoints, reverse=True):
+        if link.stat().st_size < free:
+            free -= link.stat().st_size + 2048
+            files[path] = link
         else:
             print(f"left out, for lack of room: {path}")
     return files
 
 
 def pack(runs, out, part_size, num_parts):
+    """Replace the parts in a folder, when all new ones are written."""
     out.mkdir(parents=True, exist_ok=True)
-    for part in out.glob("runs.tar.*"):
-        part.unlink()
-    parts = Parts(out, part_size)
-    with tarfile.open(fileobj=parts, mode="w|") as archive:
-        for path in files_to_pack(runs, (part_size - 2**17) * num_parts):
-            archive.add(path)
-    parts.close()
+    with (
+        tempfile.TemporaryDirectory(dir=runs, prefix=".links") as links,
+        tempfile.TemporaryDirectory(dir=out, prefix=".parts") as new,
+    ):
+        parts = Parts(Path(new), part_size)
+        files = files_to_pack(runs, (part_size - 2**17) * num_parts, Path(links))
+        with tarfile.open(fileobj=parts, mode="w|") as archive:
+            for name, path in files.items():
+                archive.add(path, name)
+        parts.close()
+        for part in out.glob("runs.tar.*"):
+            part.unlink()
+        for part in Path(new).iterdir():
+            part.rename(out / part.name)
 
 
 if __name__ == "__main__":
@@ -113,7 +141,7 @@ if __name__ == "__main__":
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the parts")
     parser.add_argument("--unpack", type=Path, help="folder of an earlier session's parts")
     parser.add_argument("--part-size", type=float, default=15, help="MiB a part")
-    parser.add_argument("--num-parts", type=int, default=4, help="at most")
+    parser.add_argument("--num-parts", type=int, default=4, help="at most, if the curves fit")
     args = parser.parse_args()
 
     end = time.time() + 60 * args.minutes
