@@ -46,10 +46,18 @@ TABLES = {folder: about for folder, about in PLAN.items() if "kind" not in about
 
 
 def read(folder, name=None):
-    """{env_id: {seed: array of rows (step, episodic_return, seconds)}} of results/name."""
+    """{env_id: {seed: array of rows (step, episodic_return, seconds)}} of results/name.
+
+    A CSV that runs.json does not name is left out, if there is a runs.json."""
     data = {env_id: {} for env_id in PLAN[folder]["v1"]}
-    for path in sorted((RESULTS / (name or folder)).glob("*.csv")):
+    about = RESULTS / (name or folder) / "runs.json"
+    known = json.loads(about.read_text()) if about.exists() else None
+    for path in sorted(about.parent.glob("*.csv")):
+        if known is not None and path.stem not in known:
+            continue
         env_id, seed = path.stem.split("__")
+        if env_id not in data:
+            raise SystemExit(f"scripts/results.toml has no {env_id} in [{folder}.v1]: {path}")
         with path.open() as file:
             data[env_id][int(seed)] = np.array(list(csv.reader(file))[1:], dtype=float)
     return {env_id: dict(sorted(runs.items())) for env_id, runs in data.items()}
@@ -73,10 +81,10 @@ def summarize(folder):
         if runs:
             values = np.array(list(finished.values()))
             other = PLAN[folder]["v1"][env_id]
-            status = judge(values, other)
+            status = judge(values, published(other))
             if theirs := returns_of_peer(folder, env_id):
                 other = f"{PLAN[folder]['peer'][env_id]}: {describe(theirs)[0]}"
-                status = judge(values, describe(theirs)[0], len(theirs), "on par")
+                status = judge(values, moments(theirs), "on par")
             yield env_id, planned, finished, stopped, other, status
 
 
@@ -96,15 +104,24 @@ def logs_means(folder):
     return any(run.get("rows") == "means of 100 episodes" for run in runs)
 
 
-def judge(values, other, num_seeds=3, as_good="reproduced"):
-    """The status of a row; the other mean ± standard deviation is of that many seeds."""
+def published(v1):
+    """Mean, standard deviation and number of seeds of a number in scripts/results.toml, or None."""
+    return None if v1 == "none" else (*map(float, v1.split(" ± ")), 3)
+
+
+def moments(values):
+    """Mean, sample standard deviation and number of values."""
+    return np.mean(values), np.std(values, ddof=1), len(values)
+
+
+def judge(values, other, as_good="reproduced"):
+    """The status of a row; other is mean, standard deviation and number of seeds, or None."""
     if len(values) < 3:
         return "partial"
-    if other == "none":
+    if other is None:
         return "no published number"
-    mean, std = map(float, other.split(" ± "))
-    ours = np.mean(values), np.std(values, ddof=1), len(values)
-    p_value = stats.ttest_ind_from_stats(*ours, mean, std, num_seeds, equal_var=False).pvalue
+    ours, (mean, std, _) = moments(values), other
+    p_value = stats.ttest_ind_from_stats(*ours, *other, equal_var=False).pvalue
     if p_value < 0.05:  # Welch's t-test; not a number where neither side varies
         return "better" if ours[0] > mean else "below"
     return as_good if ours[0] >= mean - std else "inconclusive"
@@ -168,7 +185,7 @@ def evidence(folder, env_id):
     commits = sorted({run["commit"][:7] for run in of_row if run.get("commit")})
     links += [f"`{commit}`" for commit in commits]
     film = f"rl-algorithms/videos/{stem_of(folder)}__{env_id}.mp4"
-    if (ROOT / "docs" / film).exists():
+    if folder == stem_of(folder) and (ROOT / "docs" / film).exists():
         links.append(f"[video]({film})")
     return ", ".join(links)
 
@@ -234,7 +251,8 @@ def tally():
         f"{count(of_v1)} results with three or more finished seeds match or exceed "
         f"CleanRL v1's published number{the_others(of_v1)}.\n"
         f"Where v1 has none, {count(of_peers)} match or exceed another library that was trained "
-        f"with the same settings, steps and seeds{the_others(of_peers)}.\n"
+        f"with the same settings and steps, on the same seeds or the first three of them"
+        f"{the_others(of_peers)}.\n"
         f"**{len(compared)} of {len(stems)} files** have such a comparison. "
         f"**{counted} three finished seeds yet**: Atari's 10M-step runs are partial or not run."
     )

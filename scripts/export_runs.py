@@ -5,8 +5,9 @@
 
 A CSV has one row per finished episode; of more than 2,100 episodes, it has the last 100 and 2,000
 means of those before. Every run of the file is exported. Two runs of the same environment and seed
-stop the export; with --add, a run replaces the one that results/ has. An unfinished run stops it as
-well, unless --partial is given: then the run is exported as far as it went, and the table says so.
+stop the export; with --add, a run replaces the one that results/ has, and without it, the others
+are deleted. An unfinished run stops it as well, unless --partial is given: then the run is exported
+as far as it went, and the table says so. Where the export stops, results/ stays as it is.
 """
 
 import argparse
@@ -18,7 +19,9 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT))  # so that this runs from any folder
+sys.path += [str(ROOT), str(ROOT / "scripts")]  # so that this runs from any folder
+from campaign import done_folders  # noqa: E402
+
 from cleanrl_utils.events import decode, read_events, read_records  # noqa: E402
 from cleanrl_utils.runs import find_runs, is_finished, last_step, read_run  # noqa: E402
 
@@ -67,6 +70,32 @@ def place(name):
     return env_id, int(seed)
 
 
+def first_second(folder):
+    """When a run logged its first scalar; a file of a resumed run may have none."""
+    for path in sorted(folder.glob("*tfevents*")):
+        *records, _ = read_records(path)
+        logged, *_ = decode(*records)
+        if logged:
+            return min(rows[0, 3] for parts in logged.values() for rows in parts)
+
+
+def read_episodes(folder, about, partial, done):
+    """Rows (step, return, seconds since the start) and the last step of a run that may be exported.
+
+    done has the names of folders that need no checkpoint to count as finished."""
+    scalars, problems = read_events(folder, cache=False)
+    if problems and not partial:
+        raise SystemExit(f"{folder}: {problems[0]}")
+    steps = last_step(scalars)
+    has_ended = folder.name in done or list(folder.glob("checkpoint.*"))
+    if not partial and not (has_ended and is_finished(about, scalars)):
+        raise SystemExit(f"{folder} is not finished: it stands at step {steps}")
+    if "charts/episodic_return" not in scalars:
+        raise SystemExit(f"{folder}: no episode has ended")
+    since_start = first_second(folder) - about["start_time"]  # scalars count from the first one
+    return scalars["charts/episodic_return"] + np.array([0, 0, since_start]), steps
+
+
 def export(algorithm, runs, partial=False, add=False):
     folders = {}
     for folder in find_runs(runs):
@@ -81,23 +110,12 @@ def export(algorithm, runs, partial=False, add=False):
     if not folders:
         raise SystemExit(f"{runs} has no run of {algorithm}")
 
-    (RESULTS / algorithm).mkdir(exist_ok=True)
+    done, episodes = done_folders(Path(runs)), {}
     path = RESULTS / algorithm / "runs.json"
     settings = json.loads(path.read_text()) if add and path.exists() else {}
     for name, folder in folders.items():
         about = read_run(folder)
-        scalars, problems = read_events(folder, cache=False)
-        if problems and not partial:
-            raise SystemExit(f"{folder}: {problems[0]}")
-        steps, is_whole = last_step(scalars), is_finished(about, scalars)
-        if not partial and not (is_whole and list(folder.glob("checkpoint.*"))):
-            raise SystemExit(f"{folder} is not finished: it stands at step {steps}")
-        *records, _ = read_records(min(folder.glob("*tfevents*")))
-        logged, *_ = decode(*records)  # seconds are counted from the first scalar on
-        first_time = min(rows[0, 3] for parts in logged.values() for rows in parts)
-        since_start = first_time - about["start_time"]
-        episodes = scalars["charts/episodic_return"] + np.array([0, 0, since_start])
-        save_episodes(RESULTS / algorithm / f"{name}.csv", episodes)
+        episodes[name], steps = read_episodes(folder, about, partial, done)
         versions = {
             package: about["packages"][package]
             for package in PACKAGES
@@ -112,6 +130,12 @@ def export(algorithm, runs, partial=False, add=False):
         if about.get("dirty"):
             told["dirty"] = True
         settings[name] = told | {"packages": versions, "steps": steps}
+    path.parent.mkdir(exist_ok=True)
+    for old in path.parent.glob("*.csv") if not add else ():
+        if old.stem not in settings:
+            old.unlink()
+    for name, rows in episodes.items():
+        save_episodes(path.with_name(f"{name}.csv"), rows)
     in_order = dict(sorted(settings.items(), key=lambda item: place(item[0])))
     path.write_text(json.dumps(in_order, indent=1) + "\n")
     print(f"{len(folders)} runs in {RESULTS / algorithm}")

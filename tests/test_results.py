@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+from torch.utils.tensorboard import SummaryWriter
 
 from tests.harness import FILES, PPO, ROOT, only_run, scalars, train
 from tests.test_contract import edit
@@ -50,15 +51,75 @@ def test_export_takes_every_episode(results, tmp_path):
 
     (folder / "runs" / "1").rename(folder / "first")
     export.export("ppo", folder / "runs", add=True)
-    told = json.loads((folder / "ppo" / "runs.json").read_text())
-    assert list(told) == ["CartPole-v1__1", "CartPole-v1__2"]
+    both = ["CartPole-v1__1", "CartPole-v1__2"]
+    assert list(json.loads((folder / "ppo" / "runs.json").read_text())) == both
+    assert sorted(path.stem for path in (folder / "ppo").glob("*.csv")) == both
     export.export("ppo", folder / "runs")
-    told = json.loads((folder / "ppo" / "runs.json").read_text())
-    assert list(told) == ["CartPole-v1__2"]
+    assert list(json.loads((folder / "ppo" / "runs.json").read_text())) == both[1:]
+    assert [path.stem for path in (folder / "ppo").glob("*.csv")] == both[1:], "or it would count"
     assert sorted(["B-v0__1", "A-v0__10", "A-v0__2"], key=export.place) == [
         *("A-v0__2", "A-v0__10"),
         "B-v0__1",
     ]
+
+
+def make_run(folder, seed, *files, steps=512):
+    """A run folder of ppo; each event file logs {tag: [(step, value), ...]}."""
+    folder = folder / f"CartPole-v1__ppo__{seed}__1"
+    for i, logged in enumerate(files):
+        with SummaryWriter(folder, filename_suffix=f".{i}") as writer:
+            for tag, rows in logged.items():
+                for step, value in rows:
+                    writer.add_scalar(tag, value, step, walltime=1000 + step)
+        (events,) = folder.glob(f"*.{i}")
+        events.rename(folder / f"events.out.tfevents.{i}")
+    args = {"exp_name": "ppo", "seed": seed, "env_id": "CartPole-v1", "total_timesteps": steps}
+    told = {"args": args, "start_time": 990, "commit": "", "device": "", "python": ""}
+    (folder / "run.json").write_text(json.dumps(told | {"packages": {}}))
+    (folder / "checkpoint.pt").touch()
+    return folder
+
+
+WHOLE = {"charts/SPS": [(512, 1)], "charts/episodic_return": [(500, 9)]}
+
+
+def test_an_export_that_stops_writes_nothing(results, tmp_path):
+    """The second run is unfinished: the first one's data and their commit stay together."""
+    export, _, folder = results
+    make_run(folder / "runs", 1, WHOLE)
+    export.export("ppo", folder / "runs")
+    before = {path.name: path.read_text() for path in (folder / "ppo").iterdir()}
+    make_run(folder / "new", 1, WHOLE | {"charts/episodic_return": [(500, 8)]})
+    make_run(folder / "new", 2, WHOLE, steps=99_999)
+    with pytest.raises(SystemExit, match="__2__1 is not finished: it stands at step 512"):
+        export.export("ppo", folder / "new")
+    assert {path.name: path.read_text() for path in (folder / "ppo").iterdir()} == before
+
+
+def test_a_finished_run_needs_no_checkpoint_if_the_journal_calls_it_done(results):
+    """scripts/campaign.py keeps none."""
+    export, _, folder = results
+    run = make_run(folder / "runs", 1, WHOLE)
+    (run / "checkpoint.pt").unlink()
+    with pytest.raises(SystemExit, match="is not finished"):
+        export.export("ppo", folder / "runs")
+    journal = folder / "runs" / "benchmark" / "journal.jsonl"
+    journal.parent.mkdir()
+    told = {"run": "a", "event": "done", "folder": f"runs/{run.name}"}
+    journal.write_text(json.dumps(told) + "\n")
+    export.export("ppo", folder / "runs")
+    assert (folder / "ppo" / "CartPole-v1__1.csv").exists()
+
+
+def test_event_files_without_scalars_and_runs_without_episodes(results):
+    """A run that was interrupted at once has an empty first file; seconds count from the next."""
+    export, _, folder = results
+    make_run(folder / "runs", 1, {}, WHOLE)
+    export.export("ppo", folder / "runs")
+    assert (folder / "ppo" / "CartPole-v1__1.csv").read_text().splitlines()[1] == "500,9,510.0"
+    make_run(folder / "runs", 2, {"charts/SPS": [(512, 1)]}, steps=99_999)
+    with pytest.raises(SystemExit, match=r"__2__1: no episode has ended$"):
+        export.export("ppo", folder / "runs", partial=True)
 
 
 def test_of_many_episodes_the_first_are_means(results):
@@ -132,19 +193,28 @@ def test_report_counts_the_last_hundred_episodes(results):
     assert table.endswith("| CartPole-v1 | 1 | 300k of 500k | 10.0 |")
     report.plot("ppo", folder / "ppo.png")
     assert (folder / "ppo.png").stat().st_size > 10_000
+    told.pop("CartPole-v1__1")
+    (folder / "ppo" / "runs.json").write_text(json.dumps(told))
+    assert "300k of 500k" not in report.table("ppo"), "what runs.json does not name is left out"
+    (folder / "ppo" / "runs.json").unlink()
+    write_runs(folder / "ppo", "Pong-v5", [1.0])
+    with pytest.raises(SystemExit, match=r"toml has no Pong-v5 in \[ppo.v1\]: .*/Pong-v5__1.csv"):
+        report.table("ppo")
 
 
 def test_status_of_a_row(results):
     """Mean and interval by hand: the quantile of Student's t for three values is 4.3027."""
     _, report, _ = results
     assert report.describe([480, 490, 500]) == ("490.00 ± 10.00", "465.2 to 514.8")
-    assert report.judge([480, 490], "490.00 ± 5.00") == "partial"
-    assert report.judge([480, 490, 500], "none") == "no published number"
-    assert report.judge([480, 490, 500], "490.00 ± 5.00") == "reproduced"
-    assert report.judge([200, 200, 200], "200.00 ± 0.00") == "reproduced", "neither side varies"
-    assert report.judge([380, 390, 400], "490.00 ± 5.00") == "below"
-    assert report.judge([580, 590, 600], "490.00 ± 5.00") == "better"
-    assert report.judge([-14, 4000, 4200], "4057.59 ± 658.78") == "inconclusive"
+    assert report.judge([480, 490], report.published("490.00 ± 5.00")) == "partial"
+    assert report.judge([480, 490, 500], report.published("none")) == "no published number"
+    assert report.judge([480, 490, 500], report.published("490.00 ± 5.00")) == "reproduced"
+    assert report.judge([200, 200, 200], report.published("200.00 ± 0.00")) == "reproduced", (
+        "neither side varies"
+    )
+    assert report.judge([380, 390, 400], report.published("490.00 ± 5.00")) == "below"
+    assert report.judge([580, 590, 600], report.published("490.00 ± 5.00")) == "better"
+    assert report.judge([-14, 4000, 4200], report.published("4057.59 ± 658.78")) == "inconclusive"
 
 
 def test_one_command_rebuilds_the_docs(tmp_path, monkeypatch):
@@ -236,6 +306,7 @@ def write_runs(folder, env_id, returns):
         ((7.4, 7.6, 7.5), "on par"),
         ((7.6, 9.6, 8.0), "on par"),
         ((8.9, 9.0, 9.1), "below"),
+        ((7.5655, 7.566, 7.5665), "on par"),  # as they are, not as 7.57 ± 0.00
         ((8.0, 7.8, 7.9), "inconclusive"),
         ((1.0, 2.0, 3.0), "better"),
         ((7.4, 7.6), "no published number"),
@@ -281,6 +352,10 @@ def test_the_tally_counts_published_numbers_and_libraries_apart(results):
     assert "**1 of 2** results" in report.tally() and "**1 of 1** match" in report.tally()
     assert "**2 of " in report.tally(), "files"
     (folder / "speed.json").write_text("[]")
+    rows = [line for line in report.overview().splitlines() if "| Taxi-v4 |" in line]
+    assert len(rows) == 2 and ["[video](" in row for row in rows] == [True, False], (
+        "the film is of the agent with masks"
+    )
     assert "MaskablePPO" in report.overview() and "MaskablePPO" not in report.highlights()
 
 
