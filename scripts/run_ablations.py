@@ -90,8 +90,8 @@ def curve(run):
     return [(total * (i + 1) // BINS, len(x), sum(x) / len(x)) for i, x in enumerate(returns) if x]
 
 
-def collect(folder, runs, out):
-    """The data of all finished runs; of two with one seed, the later.
+def collect(steps, runs, out):
+    """The data of finished runs of {variant: steps}; of two with one seed, the later.
 
     What is there of variants that were not run here stays."""
     rows, settings = {}, {}
@@ -101,8 +101,8 @@ def collect(folder, runs, out):
     ):
         about = json.loads(path.read_text())
         name, seed = about["args"]["exp_name"].removeprefix("ablation_"), about["args"]["seed"]
-        points = curve(path.parent)
-        if points is not None:
+        planned = about["args"]["total_timesteps"] == steps.get(name)  # others were short tries
+        if planned and (points := curve(path.parent)):
             rows[name, seed] = points
             told = {
                 "env_id": about["args"]["env_id"],
@@ -138,21 +138,25 @@ def collect(folder, runs, out):
     print(f"{len(rows)} finished runs of {len(settings)} variants in {out}")
 
 
-if __name__ == "__main__":
-    args = tyro.cli(Args, description=__doc__)
-    files = args.folder / "files"
+def write_variants(args):
+    """Write the changed files; return their commands, and how many steps each variant trains."""
+    files, commands, steps = args.folder / "files", [], {}
     files.mkdir(parents=True, exist_ok=True)
-    commands = []
     for name, (_, source, flags) in variants(args.only).items():
-        (files / f"ablation_{name}.py").write_text(source)
+        path = files / f"ablation_{name}.py"
+        path.write_text(source)
         if args.total_timesteps:
             flags += f" --total-timesteps {args.total_timesteps}"
-        commands += [
-            "--command",
-            f"{shlex.quote(sys.executable)} {files / f'ablation_{name}.py'} {flags} --no-cuda",
-        ]
+        steps[name] = int(re.findall(r"--total-timesteps (\S+)", flags)[-1])
+        commands.append(f"{shlex.join([sys.executable, str(path)])} {flags} --no-cuda")
+    return commands, steps
+
+
+def main(args):
+    commands, steps = write_variants(args)
     words = [sys.executable, "-m", "cleanrl_utils.benchmark", "--num-seeds", str(args.num_seeds)]
-    words += ["--workers", str(args.workers), "--folder", str(args.folder), *commands]
+    words += ["--workers", str(args.workers), "--folder", str(args.folder)]
+    words += [word for command in commands for word in ("--command", command)]
     folders = [str(ROOT), str(ROOT / "scripts")]  # for hidden_velocity.py
     path = os.pathsep.join(filter(None, [*folders, os.environ.get("PYTHONPATH")]))
     runner = subprocess.Popen(words, env=os.environ | {"PYTHONPATH": path})
@@ -161,8 +165,11 @@ if __name__ == "__main__":
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
         runner.send_signal(signal.SIGTERM)  # which a background job hears too
         runner.wait()
-    collect(
-        args.folder,
-        Path("runs"),
-        args.folder if args.total_timesteps else ROOT / "results" / "ablations",
-    )
+    if runner.returncode not in (0, 128 + signal.SIGINT, 128 + signal.SIGTERM):
+        raise SystemExit("the benchmark failed: no data is collected")
+    out = args.folder if args.total_timesteps else ROOT / "results" / "ablations"
+    collect(steps, Path("runs"), out)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args, description=__doc__))

@@ -371,18 +371,19 @@ def test_ablation_curves(tmp_path, monkeypatch):
         load(ROOT / "scripts" / "report_ablations.py"),
     )
     name = f"task_{report.TASKS.index('CartPole-v1')}"
-    for exp_name, seed, steps, final in [
-        (name, 1, 1000, 9.0),
-        (name, 2, 1000, 7.0),
-        ("core_9", 1, 1000, 3.0),
-        ("core_9", 3, 500, 1.0),
+    for exp_name, seed, steps, final, total in [
+        (name, 1, 1000, 9.0, 1000),
+        (name, 2, 1000, 7.0, 1000),
+        (name, 3, 100, 5.0, 100),  # a short try
+        ("core_9", 1, 1000, 3.0, 1000),
+        ("core_9", 3, 500, 1.0, 1000),
     ]:
         run = tmp_path / "runs" / f"CartPole-v1__ablation_{exp_name}__{seed}__1"
         flags = {
             "exp_name": f"ablation_{exp_name}",
             "seed": seed,
             "env_id": "CartPole-v1",
-            "total_timesteps": 1000,
+            "total_timesteps": total,
         }
         about = {
             "args": flags | {"num_envs": 1, "num_steps": 100},
@@ -396,7 +397,8 @@ def test_ablation_curves(tmp_path, monkeypatch):
                 writer.add_scalar("charts/episodic_return", final if step > 900 else 0, step)
             writer.add_scalar("charts/SPS", 1, steps)
         (run / "run.json").write_text(json.dumps(about))
-    ablations.collect(tmp_path, tmp_path / "runs", tmp_path / "data")
+    planned = {name: 1000, "core_9": 1000}
+    ablations.collect(planned, tmp_path / "runs", tmp_path / "data")
     monkeypatch.setattr(report, "DATA", tmp_path / "data")
     monkeypatch.setattr(report, "STEPS", 1000)
     monkeypatch.setattr(report, "PAGE", tmp_path / "page.md")
@@ -409,12 +411,26 @@ def test_ablation_curves(tmp_path, monkeypatch):
     assert row.endswith("| 1 | 9.0 | 3.0 |  | too few seeds |")
     shutil.rmtree(tmp_path / "runs" / f"CartPole-v1__ablation_{name}__1__1")
     shutil.rmtree(tmp_path / "runs" / f"CartPole-v1__ablation_{name}__2__1")
-    ablations.collect(tmp_path, tmp_path / "runs", tmp_path / "data")
+    ablations.collect(planned, tmp_path / "runs", tmp_path / "data")
     again = report.read()
     assert again.keys() == data.keys(), "what was not run here stays"
     np.testing.assert_array_equal(again[name][2], data[name][2])
     report.draw(next(a for a in report.PLAN["ablation"] if a["detail"] == "core 9"), data)
     assert "without" in (tmp_path / "ablations" / "core_9.svg").read_text()
+
+
+def test_ablations_that_cannot_run_leave_no_data(tmp_path, monkeypatch, capfd):
+    """In a folder with a space, too: the files themselves say what is wrong."""
+    ablations = load(ROOT / "scripts" / "run_ablations.py")
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "my ab"
+    args = dict(only=("core_9",), num_seeds=1, total_timesteps=1, folder=folder)
+    with pytest.raises(SystemExit, match="the benchmark failed: no data is collected"):
+        ablations.main(ablations.Args(**args))
+    assert "total_timesteps is less than one rollout" in capfd.readouterr().err
+    assert not (folder / "curves.csv").exists()
+    _, steps = ablations.write_variants(ablations.Args(**args | {"total_timesteps": None}))
+    assert steps == {"task_3": 200_000, "core_9": 200_000}
 
 
 def test_verdicts_of_ablations(monkeypatch):
