@@ -352,6 +352,9 @@ new_choices = lambda trial: {"x": trial.suggest_categorical("x", [trial.number])
     [
         (dict(script="no_such.py"), (1, 1), "there is no .*no_such.py"),
         (dict(target_scores={"A": [1, 1]}), (1, 1), "low below high"),
+        (dict(target_scores={"A": 500}), (1, 1), "low below high"),
+        (dict(target_scores={"A": ["0", "1"]}), (1, 1), "low below high"),
+        (dict(target_scores=["A"]), (1, 1), "target_scores must be a dictionary"),
         (dict(target_scores={"A": [0, 1], "B": None}), (1, 1), "each needs its range"),
         (dict(direction="up"), (1, 1), "direction must be"),
         (dict(aggregation_type="sum"), (1, 1), "must be one of average, median, max, min"),
@@ -364,6 +367,7 @@ new_choices = lambda trial: {"x": trial.suggest_categorical("x", [trial.number])
         (dict(storage=f"{POSTGRESQL}me:secret@[::1]:1/x"), (1, 1), r"g://me:\*\*\*@.*: .*refused"),
         (dict(params_fn=lambda trial: {"seed": 1}), (1, 1), "params_fn must not set seed"),
         (dict(params_fn=lambda trial: {"x": object()}), (1, 1), "params_fn failed: TypeError: "),
+        (dict(params_fn=lambda trial: {"Rate": 1}), (1, 1), "'Rate' is not the name of a flag"),
         (dict(params_fn=lambda trial: 1 / 0), (1, 1), "params_fn failed: division by zero"),
         (dict(params_fn=new_choices), (2, 1), "study .* has other choices .* another study_name"),
     ],
@@ -374,6 +378,13 @@ def test_bad_settings_are_one_line(settings, counts, words):
     assert "\n" not in refusal.value.code and "secret" not in refusal.value.code
     assert "SQL:" not in refusal.value.code
     assert not Path("tuning").exists() or counts == (2, 1)
+
+
+def test_what_is_no_flag_fails_its_trial():
+    settings = dict(study_name="s", storage=optuna.storages.InMemoryStorage())
+    with pytest.raises(SystemExit, match="'Rate' is not the name of a flag"):
+        make(lambda trial: {"Rate": 1}, **settings).tune(1, 1)
+    assert states(optuna.load_study(**settings)) == ["FAIL"]
 
 
 def test_scores_of_other_settings_are_refused():
@@ -578,6 +589,19 @@ def test_trial_that_died_before_its_first_sign_of_life(monkeypatch):
     monkeypatch.setattr(shared, "GRACE", 0)
     shared.put_back_lost_trials(study)
     assert states(study) == ["FAIL", "WAITING"]
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_only_deaths_of_the_tuner_use_up_the_retries():
+    """After Ctrl+C four times, a trial may still die three times."""
+    study = optuna.create_study()
+    study.add_trial(optuna.create_trial(state=TrialState.WAITING, user_attrs={"A seed 1": [1.0]}))
+    for has_died in [False] * 4 + [True] * 3:
+        shared.put_back(study, study.ask(), has_died)
+        assert study.trials[-1].state.name == "WAITING"
+        assert study.trials[-1].user_attrs["A seed 1"] == [1.0]
+    shared.put_back(study, study.ask())
+    assert states(study) == ["FAIL"] * 8
 
 
 @pytest.mark.parametrize(

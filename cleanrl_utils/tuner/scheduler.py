@@ -155,6 +155,7 @@ class Scheduler:
             before = trial.user_attrs  # what it had finished if it was interrupted
             finished = before if before.get("flags") == json.loads(json.dumps(flags)) else {}
             folder = self.new_folder(trial)
+            runs = self.make_runs(folder, flags, finished)
             self.lock = self.lock or shared.sign_in(self.folder)
             trial.set_user_attr("tuner", shared.signature(self.lock))
             trial.set_user_attr("flags", flags)
@@ -166,6 +167,10 @@ class Scheduler:
         except BaseException:
             self.study.tell(trial, state=TrialState.FAIL)
             raise
+        return Trial(trial, runs, self.tuner.target_scores, self.tuner.aggregation_type)
+
+    def make_runs(self, folder, flags, finished):
+        """A run for each seed and environment; those that were finished have their curves."""
         runs = []
         for seed in range(1, self.num_seeds + 1):
             for env_id in self.tuner.target_scores:
@@ -175,7 +180,7 @@ class Scheduler:
                     run.curve = curve
                     run.state = "done"
                 runs.append(run)
-        return Trial(trial, runs, self.tuner.target_scores, self.tuner.aggregation_type)
+        return runs
 
     def sample(self, trial):
         flags, hints = sample_flags(self.tuner.params_fn, trial)
@@ -278,6 +283,6 @@ class Scheduler:
         for trial in self.active:
             trial.stop()
         for trial in self.active:
-            shared.put_back(self.study, trial.optuna, retries=None)
+            shared.put_back(self.study, trial.optuna, has_died=False)
         if self.lock:
             shared.sign_out(self.lock)

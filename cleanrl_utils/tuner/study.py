@@ -200,16 +200,19 @@ def put_back_lost_trials(study):
         Path(lock).unlink(missing_ok=True)
 
 
-def put_back(study, trial, retries=RETRIES):
+def put_back(study, trial, has_died=True):
     """Mark a trial as failed and queue its flags again, with those of its runs that are done."""
     try:
         study._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
     except UpdateFinishedTrialError:
         return  # another tuner has done it
-    queue_again(study, study._storage.get_trial(trial._trial_id), retries)
+    queue_again(study, study._storage.get_trial(trial._trial_id), has_died)
 
 
-def queue_again(study, trial, retries=RETRIES):
+def queue_again(study, trial, has_died=True):
+    """Deaths are counted here: Optuna's retry_history has the trials that Ctrl+C ended, too."""
     trial = copy.deepcopy(trial)
     trial.user_attrs.pop("tuner", None)
-    RetryHeartbeatStaleTrialCallback(max_retry=retries)(study, trial)
+    deaths = trial.user_attrs["deaths"] = trial.user_attrs.get("deaths", 0) + has_died
+    if deaths <= RETRIES:
+        RetryHeartbeatStaleTrialCallback()(study, trial)

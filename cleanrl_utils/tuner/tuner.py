@@ -83,6 +83,14 @@ class Tuner:
         }
 
 
+def is_range(low_high):
+    """Whether this is a pair of numbers, the first below the second."""
+    if not isinstance(low_high, list | tuple) or len(low_high) != 2:
+        return False
+    are_numbers = all(isinstance(x, int | float) for x in low_high)
+    return are_numbers and -math.inf < low_high[0] < low_high[1] < math.inf
+
+
 def check(tuner, num_trials, num_seeds):
     """Refuse bad settings before anything is written."""
 
@@ -90,14 +98,14 @@ def check(tuner, num_trials, num_seeds):
         if not holds:
             raise SystemExit(rule)
 
+    require(isinstance(tuner.target_scores, dict), "target_scores must be a dictionary")
     ranges = tuner.target_scores.values()
     require(os.name == "posix", "the tuner needs process groups, which Windows does not have")
     require(tuner.script.is_file(), f"there is no {tuner.script}")
     require(ranges, "target_scores must name an environment")
     for low_high in ranges:
         rule = "target_scores must be None or [low, high] with low below high"
-        require(low_high is None or len(low_high) == 2, rule)
-        require(low_high is None or -math.inf < low_high[0] < low_high[1] < math.inf, rule)
+        require(low_high is None or is_range(low_high), rule)
     rule = "with several environments each needs its range in target_scores"
     require(len(ranges) == 1 or None not in ranges, rule)
     require(tuner.direction in ("maximize", "minimize"), "direction must be maximize or minimize")
