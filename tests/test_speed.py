@@ -240,12 +240,21 @@ def test_unknown_algorithm_is_one_line():
             dict(peers=(), total_timesteps=3, json=Path("new/folder/speed.json")),
             "ours failed: .*total_timesteps.*",
         ),  # what our own file says
+        (
+            dict(
+                algorithm="dqn",
+                peers=(),
+                total_timesteps=50,
+                json=Path("new/folder/speed.json"),
+            ),
+            "total_timesteps is too small: .*",
+        ),  # it has not logged its speed
     ],
 )
 def test_bad_input_is_one_line(flags, line, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stopped:
-        speed.main(speed.Args("ppo", **flags))
+        speed.main(speed.Args(**{"algorithm": "ppo"} | flags))
     assert re.fullmatch(
         line, stopped.value.code
     )  # Python prints it on stderr, without a traceback, and exits with 1
@@ -258,6 +267,7 @@ def test_without_uv(monkeypatch):
     monkeypatch.setattr(speed.shutil, "which", lambda _: None)
     with pytest.raises(SystemExit, match="uv is needed"):
         speed.main(speed.Args("ppo"))
+    speed.check(speed.Args("dqn_jax"))  # its only peer is dqn.py
 
 
 @needs_uv

@@ -64,6 +64,7 @@ FLAGS |= {name: ["--checkpoint-interval", 96] for name in ("ppo_jax", "pqn_jax")
 # 30 whole calls, 6 of them warm-up: a shorter last call would be compiled while it is measured
 TIMESTEPS = dict.fromkeys(["ppo_jax", "pqn_jax"], 30 * 16 * 512)
 WARM_UP = 0.2  # share of the steps that does not count
+TOO_SMALL = "total_timesteps is too small: nothing is left to measure after the warm-up"
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).resolve().parent / "peers"
 ONE_CPU_THREAD = processes.ONE_THREAD | {
@@ -93,8 +94,7 @@ def measure(marks, beside=()):
         first_time = next(when for step, when in others if step >= WARM_UP * others[-1][0])
         marks = [(step, when) for step, when in marks if first_time <= when <= others[-1][1]]
     if len(marks) < 2 or marks[0][0] == marks[-1][0]:
-        left = "nothing is left to measure after the warm-up"
-        raise SystemExit(f"total_timesteps is too small: {left}")
+        raise SystemExit(TOO_SMALL)
     return {"steps": marks[-1][0] - marks[0][0], "seconds": marks[-1][1] - marks[0][1]}
 
 
@@ -116,6 +116,8 @@ def run_ours(file, flags, folder, core=None):
     run("ours", [sys.executable, file, *flags], folder, core)
     (run_folder,) = (folder / "runs").iterdir()
     logged = EventAccumulator(str(run_folder), size_guidance={"scalars": 0}).Reload()
+    if "charts/SPS" not in logged.Tags()["scalars"]:
+        raise SystemExit(TOO_SMALL)
     steps = {event.wall_time: event.step for event in logged.Scalars("charts/SPS")}
     return read_run(run_folder), [(step, when) for when, step in steps.items()]
 
@@ -221,7 +223,7 @@ def check(args):
         with explain("write --json"):
             args.json.parent.mkdir(parents=True, exist_ok=True)
             args.json.open("a").close()
-    if args.peers and not find_uv():
+    if any(known[peer][2] for peer in args.peers) and not find_uv():
         how = "`make .uv/bin/uv` puts it into this folder"
         raise SystemExit(f"uv is needed to install the peers: {how}")
 
