@@ -18,6 +18,7 @@ import math
 import os
 import re
 import runpy
+import shlex
 import shutil
 import time
 from contextlib import suppress
@@ -32,7 +33,7 @@ import torch
 import tyro
 
 from cleanrl_utils import runs
-from cleanrl_utils.errors import explain, missing
+from cleanrl_utils.errors import explain, missing, printable
 from cleanrl_utils.processes import with_our_hint
 
 ALGORITHMS = Path(__file__).resolve().parent.parent / "cleanrl"
@@ -88,17 +89,24 @@ def load_checkpoint(path):
     """The checkpoint in a run folder or file, as tensors and numbers; loading never runs code."""
     path = find_checkpoint(Path(path)) if Path(path).is_dir() else Path(path)
     with explain(f"load the checkpoint of {path.parent}"):
-        if path.suffix == ".msgpack":
-            from flax.serialization import msgpack_restore
+        checkpoint = read_checkpoint(path)
+    with explain(f"read the global_step of {path.parent}"):
+        int(checkpoint.get("global_step", 0))
+    return checkpoint
 
-            return msgpack_restore(path.read_bytes())
-        if path.suffix == ".safetensors":
-            return read_safetensors(path)
-        try:
-            with torch.serialization.safe_globals(NUMPY):
-                return torch.load(path, map_location="cpu", weights_only=True)
-        except UnpicklingError:
-            raise ValueError("it is damaged, or holds more than weights") from None
+
+def read_checkpoint(path):
+    if path.suffix == ".msgpack":
+        from flax.serialization import msgpack_restore
+
+        return msgpack_restore(path.read_bytes())
+    if path.suffix == ".safetensors":
+        return read_safetensors(path)
+    try:
+        with torch.serialization.safe_globals(NUMPY):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except UnpicklingError:
+        raise ValueError("it is damaged, or holds more than weights") from None
 
 
 def read_safetensors(path):
@@ -155,8 +163,8 @@ def make_agent(
     run = read_run(run_folder)
     run_args = run["args"] | {"env_id": str(env_id or run["args"].get("env_id"))}
     if ":" in run_args["env_id"] and not env_id:  # part of the id is a module to import
-        consent = f"if you trust it, add --env-id {run_args['env_id']}"
-        raise SystemExit(f"playing will import {run_args['env_id']}: {consent}")
+        module = shlex.quote(printable(run_args["env_id"]))
+        raise SystemExit(f"playing will import {module}: if you trust it, add --env-id {module}")
     algorithm = import_algorithm(run["file"], file)
     if epsilon and not hasattr(algorithm["Args"], "end_e"):
         problem = f"those of {(file or Path(run['file'])).name} did not"
@@ -203,7 +211,9 @@ def play(envs, policy, episodes, seed, videos=(), window=None):
             if len(returns) < len(videos) and not video:
                 video = new_video(videos[len(returns)], draw(envs).shape[1::-1], envs)
             show(envs, video, window)
-        obs, _, terminated, truncated, infos = envs.step(policy(obs, is_last))
+        with explain("act"):  # JAX checks the weights' shapes here
+            actions = policy(obs, is_last)
+        obs, _, terminated, truncated, infos = envs.step(actions)
         is_last = terminated | truncated
         is_over = has_ended(infos)
         if is_over:
@@ -411,7 +421,8 @@ class Player:
     is_over: bool = False
 
     def step(self):
-        actions = self.policy(self.obs, self.is_last)
+        with explain("act"):
+            actions = self.policy(self.obs, self.is_last)
         self.obs, rewards, terminated, truncated, infos = self.envs.step(actions)
         self.is_last = terminated | truncated
         self.frame = draw(self.envs)

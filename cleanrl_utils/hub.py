@@ -155,21 +155,25 @@ def draw_curve(rows, title, path):
 
 
 def trained_by(file, about, run_folder=None):
-    """The source of the file that trained a run, and how sure that is."""
-    copy = run_folder and run_folder / about["file"]
-    if copy and copy.is_file():
-        content = copy.read_bytes()
+    """The source that a run tells the hash of, and where it was found; else the file as it is."""
+    for content, found in sources(file, about, run_folder):
         if sha256(content).hexdigest() == about.get("sha256"):
-            return content.decode(), "from the copy that the run kept"
-    text, commit = file.read_text(), str(about.get("commit", ""))
-    if file.stat().st_mtime < about.get("start_time", 0):
-        return text, "unchanged since the run began"
+            return content.decode(), f"is the file that did it, {found}"
+    return file.read_text(), "is that file as it is now: the source that did it is not known"
+
+
+def sources(file, about, run_folder):
+    """What may be the source of a run: its own copy, our file, and our file at its commit."""
+    names = (about["file"], f"{about['file']}.txt") if run_folder else ()
+    for copy in filter(Path.is_file, [run_folder / name for name in names]):
+        yield copy.read_bytes(), "from the copy in the run's folder"
+    yield file.read_bytes(), "unchanged since the run began"
+    commit = str(about.get("commit", ""))
     if re.fullmatch("[0-9a-f]{40}", commit):
         show = ["git", "show", f"{commit}:./{file.name}"]
-        done = subprocess.run(show, cwd=file.parent, capture_output=True, text=True)
+        done = subprocess.run(show, cwd=file.parent, capture_output=True)
         if done.returncode == 0:
-            return done.stdout, f"as it was in the commit {commit[:8]} that the run began with"
-    return text, "as it is now: it was changed after the run began"
+            yield done.stdout, f"as it was in the commit {commit[:8]} that the run began with"
 
 
 def command_of(file_name, args, defaults):
@@ -212,7 +216,7 @@ The weights are `model.safetensors`;
 {command}
 ```
 
-`{file}` is the file that did it, {source_note}. `run.json` has all settings and versions.
+`{file}` {source_note}. `run.json` has all settings and versions.
 
 | setting | value |
 |---|---|
@@ -295,6 +299,8 @@ def write_card(folder, repo_id, run, evaluation, rows, source_note, defaults):
 
 def push(run_folder, hf_entity, private=False, episodes=10, file=None, env_id=None):
     """Share a run; returns the address. The repository changes in one commit, or not at all."""
+    if episodes < 1:
+        raise SystemExit(f"--episodes must be at least 1, not {episodes}")
     need(*EXTRA)
     from huggingface_hub import HfApi
     from huggingface_hub.utils import disable_progress_bars
@@ -340,7 +346,8 @@ def find_evaluation(run_folder, env_id, weights, episodes):
     """enjoy's last one, if it is of this environment, step and number, and has a video."""
     step = int(weights.get("global_step", 0))
     evaluation = runs.read_evaluation(run_folder, env_id, step, episodes)
-    return evaluation if evaluation and replay_of(run_folder, evaluation) else None
+    with explain(f"read {run_folder}/eval.json"):
+        return evaluation if evaluation and replay_of(run_folder, evaluation) else None
 
 
 def replay_of(run_folder, evaluation):
@@ -418,7 +425,7 @@ def check_run(repo_id, run_folder):
         runs.require_printable(run["file"], "file")
         for name, value in run["args"].items():
             runs.to_words(name, value)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise SystemExit(f"refused {repo_id}: run.json: {one_line(error)}") from None
 
 
@@ -442,8 +449,9 @@ def pull(repository, into=Path("runs")):
         print(f"run folder: {run_folder}")
         return run_folder
     wanted = check_names_and_sizes(repo_id, {file.rfilename: file.size for file in info.siblings})
-    into.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=".pull-", dir=into))
+    with explain(f"write to {into}"):
+        into.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=".pull-", dir=into))
     try:
         for name in wanted:
             with asking_the_hub(f"fetch {name} of {repo_id}"):

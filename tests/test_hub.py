@@ -243,31 +243,31 @@ def test_the_file_that_trained_it(tmp_path):
         command = ["git", "-C", tmp_path, *words]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
-    file = tmp_path / "my_ppo.py"
+    file, run = tmp_path / "my_ppo.py", tmp_path / "run"
+    run.mkdir()
     file.write_text("first")
     git("init", "-q")
     git("add", "my_ppo.py")
     git("-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-qm", "first")
-    commit, changed = git("rev-parse", "HEAD").strip(), file.stat().st_mtime
-    assert hub.trained_by(file, {"commit": commit, "start_time": changed + 1}) == (
-        "first",
-        "unchanged since the run began",
-    )
-    file.write_text("second")
-    os.utime(file, (changed + 10, changed + 10))
-    source, note = hub.trained_by(file, {"commit": commit, "start_time": changed + 1})
-    assert source == "first" and commit[:8] in note
-    assert hub.trained_by(file, {"commit": "--help", "start_time": 0})[0] == "second"
+    commit = git("rev-parse", "HEAD").strip()
 
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "my_ppo.py").write_text("uncommitted")
-    about = {"file": "my_ppo.py", "commit": commit, "start_time": changed + 1}
-    assert hub.trained_by(file, about, run)[0] == "first", "the copy may not be the run's"
-    about["sha256"] = hashlib.sha256(b"uncommitted").hexdigest()
-    assert hub.trained_by(file, about, run) == ("uncommitted", "from the copy that the run kept")
-    (run / "my_ppo.py").write_text("edited later")
-    assert hub.trained_by(file, about, run)[0] == "first"
+    def told(text, **entries):
+        about = {"file": "my_ppo.py", "sha256": hashlib.sha256(text.encode()).hexdigest()}
+        return hub.trained_by(file, about | {"commit": commit} | entries, run)
+
+    did = "is the file that did it, "
+    assert told("first") == ("first", f"{did}unchanged since the run began")
+    file.write_text("second")
+    of_commit = f"{did}as it was in the commit {commit[:8]} that the run began with"
+    assert told("first") == ("first", of_commit)
+    unknown = "is that file as it is now: the source that did it is not known"
+    assert told("first", commit="--help") == told("third") == ("second", unknown)
+    assert told("first", sha256=None, start_time=2**40) == ("second", unknown)
+    for name in ("my_ppo.py", "my_ppo.py.txt"):  # our own, and one that was pulled
+        (run / name).write_text("third")
+        assert told("third") == ("third", f"{did}from the copy in the run's folder")
+        (run / name).write_text("edited later")
+        assert told("third") == ("second", unknown)
 
 
 @pytest.mark.parametrize(
@@ -357,6 +357,10 @@ EVIL = b"from pathlib import Path\nPath('owned').touch()\n"
             lambda: {"run.json": about(args={"env_id": "evil:CartPole-v1"}), "evil.py": EVIL},
             "--env-id evil:CartPole-v1",
         ),
+        (
+            lambda: {"run.json": about(args={"env_id": "x:$(touch owned)"})},
+            "add --env-id 'x:$(touch owned)'",
+        ),
         (lambda: {"run.json": about(args={"env_id": "NoSuchEnv-v0"})}, "cannot rebuild the agent"),
         (lambda: {"run.json": about(args={"no_such_flag": 1})}, "no_such_flag"),
         (lambda: {"run.json": about(args={"env_id": ["CartPole-v1"]})}, "cannot rebuild the agent"),
@@ -364,6 +368,11 @@ EVIL = b"from pathlib import Path\nPath('owned').touch()\n"
         (lambda: {"run.json": about(args={"env_id": {"id": "CartPole-v1"}})}, "unknown type"),
         (lambda: {"run.json": about(args={"x; touch owned": 1})}, "is not the name of a flag"),
         (lambda: {"run.json": about(args={"exp_name": "a\x1b[2J"})}, "is not plain text"),
+        (lambda: {"run.json": json.dumps({"file": "ppo.py", "args": [[1, 2]]}).encode()}, "Type"),
+        (
+            lambda: {"model.safetensors": save_numpy({"global_step": np.zeros(3)})},
+            "cannot read the global_step of me/",
+        ),
     ],
 )
 def test_hostile_repositories(repo, tmp_path, monkeypatch, damage, words):
@@ -454,6 +463,22 @@ def test_entities_and_repositories_that_are_not_there(run, tmp_path):
         ):
             hub.pull(name, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_push_and_pull_of_bad_input(run, repo, tmp_path):
+    """One line, and nothing is written."""
+    evaluation, before = (run / "eval.json").read_text(), dict(repo)
+    with pytest.raises(SystemExit, match=r"^--episodes must be at least 1, not 0$"):
+        hub.push(run, "me", episodes=0)
+    assert (run / "eval.json").read_text() == evaluation
+    (run / "eval.json").write_text(json.dumps(json.loads(evaluation) | {"videos": [5]}))
+    with pytest.raises(SystemExit, match=r"^cannot read .*/eval.json: TypeError: .*"):
+        hub.push(run, "me", episodes=3)
+    (run / "eval.json").write_text(evaluation)
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit, match=r"^cannot write to .*/file: File exists"):
+        hub.pull(NAME, tmp_path / "file")
+    assert dict(repo) == before and [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_without_a_network(tmp_path, monkeypatch):
@@ -698,6 +723,22 @@ def test_public_networks_of_another_shape(tmp_path, monkeypatch):
         match=r"cannot rebuild the agent of .*size mismatch for hidden1.weight: .*\[120, 7\]",
     ):
         enjoy.make_agent(pulled, enjoy.load_checkpoint(pulled))
+
+
+def test_public_jax_networks_of_another_shape(tmp_path, monkeypatch):
+    """JAX looks at the shapes when the agent acts."""
+    monkeypatch.chdir(tmp_path)
+    params = dense(jax.random.key(1), 7, 120, 84, 2)
+    publish("CartPole-v1-dqn_jax-seed1", "dqn_jax", to_bytes(params))
+    pulled = hub.pull("cleanrl/CartPole-v1-dqn_jax-seed1")
+    checkpoint = enjoy.load_checkpoint(pulled)
+    for play in (
+        lambda: enjoy.evaluate(pulled, checkpoint, 1),
+        lambda: enjoy.make_grid([(pulled, pulled / "model.safetensors")], tmp_path / "x.mp4"),
+    ):
+        with pytest.raises(SystemExit, match=r"^cannot act: .*shape \(7, 120\)") as refusal:
+            play()
+        assert "\n" not in refusal.value.code
 
 
 def snippets(page):
