@@ -13,10 +13,13 @@ name within a family should be the same, or differ for a reason.
 import argparse
 import ast
 import difflib
+import os
 import re
 import sys
 from itertools import combinations
 from pathlib import Path
+
+from cleanrl_utils.errors import explain
 
 FOLDER = Path(__file__).resolve().parent.parent / "cleanrl"
 START = re.compile(r"^# -- the same in every (PyTorch|JAX) file.*$", re.MULTILINE)
@@ -113,7 +116,9 @@ def named_parts(path):
     first = before.count("\n") + 1
     shared = range(first, first + block.count("\n"))
     lines, parts = source.splitlines(), {}
-    for node in ast.parse(source).body:
+    with explain(f"read {path.name}"):
+        tree = ast.parse(source)
+    for node in tree.body:
         if node.lineno in shared:
             continue
         if isinstance(node, ast.ClassDef) and node.name == "Args":
@@ -155,7 +160,17 @@ def main():
             if fix(path):
                 print(f"{path.name}: shared block copied")
         return
+    try:
+        found = compare(paths, bool(args.files))
+        sys.stdout.flush()
+    except BrokenPipeError:  # head or less has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        found = True
+    sys.exit(found)
 
+
+def compare(paths, are_named):
+    """Print what differs; returns whether anything does."""
     found = False
     for path in paths:
         if difference := block_difference(path):
@@ -163,15 +178,15 @@ def main():
             print("\n".join([f"## {path.name}: the shared block differs", *difference, ""]))
     for family, names in FAMILIES.items():
         members = [path for path in paths if path.stem in names]
-        if args.files:  # what was named is one family
+        if are_named:  # they are one family
             family, members = "the files named", paths
         for name, a, b, difference in sorted(
             family_differences(members), key=lambda found: (found[0], found[1], found[2])
         ):
             print("\n".join([f"## {name} ({family}: {a.stem}, {b.stem})", *difference, ""]))
-        if args.files:
+        if are_named:
             break
-    sys.exit(found)
+    return found
 
 
 if __name__ == "__main__":

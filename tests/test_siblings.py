@@ -174,6 +174,23 @@ def test_a_file_without_a_block_gets_one_line(tmp_path):
     assert "no algorithm file nope" in run_tool("nope").stderr
 
 
+def test_a_file_that_is_not_python_gets_one_line(tmp_path):
+    path = tmp_path / "x.py"
+    path.write_text(FILES["ppo"].read_text().replace("import tyro", "import tyro as", 1))
+    done = run_tool(path, "ppo")
+    assert done.returncode == 1 and done.stderr.startswith("cannot read x.py: invalid syntax")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_reader_who_has_seen_enough():
+    """As head -3: what comes later goes nowhere."""
+    command = [sys.executable, "-m", "cleanrl_utils.siblings"]
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, cwd=ROOT, **pipes)
+    process.stdout.close()
+    assert process.stderr.read() == "" and process.wait() == 1
+
+
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
