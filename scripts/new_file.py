@@ -13,7 +13,11 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TEST = '''"""cleanrl/{name}.py, which grew out of {parent}.py: the tests of {parent}.py run on it.
+sys.path.insert(0, str(ROOT))
+
+from cleanrl_utils.check.parent import find_tests  # noqa: E402
+
+TEST = '''"""cleanrl/{name}.py: the tests of its parent, {parent}.py, run on it.
 
 A test that is defined below replaces the one of the same name.
 """
@@ -21,7 +25,7 @@ A test that is defined below replaces the one of the same name.
 from cleanrl_utils import enjoy
 from tests.harness import only_run, read_checkpoint, train
 from tests.test_contract import iteration, small
-from tests.test_{parent} import *  # noqa: F403
+from tests.{tests} import *  # noqa: F403
 
 PARENT = "{parent}"
 
@@ -130,8 +134,10 @@ def main():
     page = name.replace("_", "-")
     source = copy_source(parent, name)
     env_id = re.search(r'^    env_id: str = "(.*?)"', source, re.M)[1]
-    formula = re.search(r"^\$\$.*\$\$$", find_page(parent).read_text(encoding="utf-8"), re.M)[0]
+    text = find_page(parent).read_text(encoding="utf-8")
+    formula = re.search(r"^\$\$.*?\$\$$", text, re.M | re.S)[0]
     words = dict(name=name, parent=parent, page=page, env_id=env_id, formula=formula)
+    words["tests"] = find_tests(parent).stem
     new = {
         f"cleanrl/{name}.py": source,
         f"tests/test_{name}.py": TEST.format(**words),

@@ -1,4 +1,5 @@
 import atexit
+import functools
 import gc
 import os
 import shutil
@@ -57,15 +58,35 @@ def pytest_xdist_make_scheduler(config, log):
     return scheduler
 
 
+def pytest_collection_modifyitems(items):
+    """Where a test module is that of two files, a new file runs the tests of its PARENT only."""
+    for item in list(items):
+        module, parent = item.module.__name__, getattr(item.module, "PARENT", None)
+        parameters = item.callspec.params if parent and hasattr(item, "callspec") else {}
+        if parameters.get("file") and parameters["file"].stem != parent:
+            items.remove(item)
+        elif parameters.get("file"):
+            parameters["file"] = copy_new_file(module, parent)
+
+
+@functools.cache
+def copy_new_file(module, parent):
+    """What suits a file, such as its probes, goes by its name: a new file is called as its parent,
+    in a folder of its own."""
+    folder = tempfile.mkdtemp(prefix="copy-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(shutil.copy(path_of(module), Path(folder, f"{parent}.py")))
+
+
+def path_of(module):
+    name = module.rpartition(".")[2].removeprefix("test_")
+    return Path(__file__).resolve().parent.parent / "cleanrl" / f"{name}.py"
+
+
 @pytest.fixture
-def file(request, tmp_path_factory):
+def file(request):
     """The algorithm file that a test module is named after, or the copy given with --file."""
     if path := request.config.getoption("file"):
         return Path(path).resolve()
-    name = request.module.__name__.rpartition(".")[2].removeprefix("test_")
-    path = Path(__file__).resolve().parent.parent / "cleanrl" / f"{name}.py"
-    parent = getattr(request.module, "PARENT", None)
-    if parent is None:
-        return path
-    # what suits a file, such as its probes, goes by its name: a new file is called as its parent
-    return Path(shutil.copy(path, tmp_path_factory.mktemp("copy") / f"{parent}.py"))
+    module, parent = request.module.__name__, getattr(request.module, "PARENT", None)
+    return copy_new_file(module, parent) if parent else path_of(module)

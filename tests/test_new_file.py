@@ -91,6 +91,26 @@ def test_all_tests_of_a_new_file(tmp_path, parent):
     assert done.returncode == 0, done.stdout
 
 
+def test_a_formula_of_two_lines(tree):
+    assert run(tree, "scripts/new_file.py", "team_jax", "ippo_jax").returncode == 0
+    page = (tree / "docs" / "rl-algorithms" / "team-jax.md").read_text()
+    (formula,) = re.findall(r"^\$\$.*?\$\$$", page, re.M | re.S)
+    assert formula in (ROOT / "docs" / "rl-algorithms" / "ippo-jax.md").read_text()
+
+
+def test_a_parent_whose_tests_are_those_of_two_files(tree):
+    """They run on the new file, which lacks here what they look for, and not on the two."""
+    parent = "ppo_atari_envpool_xla_jax_scan"
+    assert run(tree, "scripts/new_file.py", "scanned_jax", parent).returncode == 0
+    file = tree / "cleanrl" / "scanned_jax.py"
+    source = file.read_text()
+    file.write_text(source.replace("class Agent(", "class Other("))
+    done = run(tree, "-m", "pytest", "-q", "tests/test_scanned_jax.py", "-k", "core_2 or atari_8")
+    file.write_text(source)
+    assert done.returncode == 1 and done.stdout.count("KeyError: 'Agent'") >= 2, done.stdout
+    assert "2 failed" in done.stdout and "passed" not in done.stdout, done.stdout
+
+
 @pytest.mark.slow
 def test_the_site_has_the_new_file(tree, tmp_path):
     done = run(tree, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site")
