@@ -81,7 +81,7 @@ def verdicts(data):
     for ablation in PLAN["ablation"]:
         (whole, cut), test, is_same = compare(ablation, data)
         if len(whole) < MIN_SEEDS:
-            found[ablation["detail"]] = "too few seeds"
+            found[ablation["detail"]] = "too few seeds" if len(whole) else "not run"
         elif is_same or (test is None and np.isclose(whole.mean(), cut.mean())):
             found[ablation["detail"]] = "not distinguishable"
         else:
@@ -138,6 +138,7 @@ def block(data):
             "The ablations have not been run yet: `scripts/run_ablations.py` makes the runs.\n\n"
             + table(data)
         )
+    counts -= {0}
     seeds = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else str(counts.pop())
     about = json.loads((DATA / "runs.json").read_text())
     devices = ", ".join(sorted({run["device"] for run in about.values()}))
