@@ -200,6 +200,13 @@ def draw(ablation, data):
         path.parent.mkdir(exist_ok=True)
         figure.savefig(path, transparent=True, metadata={"Date": None})
         plt.close(figure)
+        path.write_text(re.sub(r" d=\"[^\"]+\"", shorten, path.read_text()))
+
+
+def shorten(match):
+    """A line of an SVG with coordinates to a tenth of a point, on one line of text."""
+    numbers = re.sub(r"\d+\.\d\d+", lambda number: f"{float(number[0]):.1f}", match[0])
+    return numbers.replace("\n", " ").replace(' "', '"')
 
 
 def main():

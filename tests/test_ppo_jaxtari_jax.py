@@ -28,15 +28,10 @@ from PIL import Image
 
 from cleanrl_utils import enjoy
 from tests import jaxtari_probes
-from tests.harness import FILES, ROOT, about, only_run, read_checkpoint, same, scalars
+from tests.harness import ROOT, about, only_run, read_checkpoint, same, scalars
 from tests.test_contract import refuse
 from tests.test_dqn_jax import compiled_quickly, leaves, tensors, train, without_speed
 from tests.test_ppo_jax import FEW, advantages_of, halfway, orders_of, runs_of, step_of
-
-
-@pytest.fixture
-def file():
-    return FILES["ppo_jaxtari_jax"]
 
 
 @functools.cache
