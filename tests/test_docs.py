@@ -90,12 +90,10 @@ python -m cleanrl_utils.rlops --exp-name ddpg_continuous_action --wandb-project-
 --output-filename compare.png --scan-history --metric-last-n-average-window 100 --report
 # as test_benchmark.test_dry_run_sees_what_cannot_work
 python -m cleanrl_utils.benchmark --env-ids CartPole-v1 Acrobot-v1 MountainCar-v0 --command \
-"python cleanrl/ppo.py --no-cuda --track --capture-video" --num-seeds 3 --start-seed 1 --workers \
-5 --dry-run
+"python cleanrl/ppo.py" --num-seeds 3 --workers 2 --dry-run
 # as those of test_benchmark, for longer
 python -m cleanrl_utils.benchmark --env-ids CartPole-v1 Acrobot-v1 MountainCar-v0 --command \
-"python cleanrl/ppo.py --no-cuda --track --capture-video" --num-seeds 3 --start-seed 1 --workers \
-5
+"python cleanrl/ppo.py" --num-seeds 3 --workers 2
 # run by test_benchmark, on a cluster of its own
 python -m cleanrl_utils.benchmark --env-ids CartPole-v1 --command "python cleanrl/ppo.py" \
 --workers 100 --backend ray --ray-address 10.0.0.1:6379
@@ -138,9 +136,9 @@ torchrun --nproc-per-node 2 cleanrl/ppo_atari_multigpu.py --local-num-envs 4 --d
 torchrun --nproc-per-node 2 cleanrl/ppo_atari_multigpu.py --local-num-envs 4 --backend nccl
 # needs two machines, or test_two_hosts
 torchrun --nnodes 2 --nproc-per-node 1 --node-rank 0 --master-addr 10.77.0.1 \
-cleanrl/ppo_atari_multigpu.py
+cleanrl/ppo_atari_multigpu.py --local-num-envs 4
 torchrun --nnodes 2 --nproc-per-node 1 --node-rank 1 --master-addr 10.77.0.1 \
-cleanrl/ppo_atari_multigpu.py
+cleanrl/ppo_atari_multigpu.py --local-num-envs 4
 # as the first torchrun command
 torchrun --nproc-per-node 2 cleanrl/ppo_atari_multigpu.py --resume runs/<run>
 # run by test_ppo_continuous_action_isaacgym.test_mjlab_cartpole (slow)
@@ -161,6 +159,9 @@ python cleanrl/ppo_continuous_action_isaacgym.py --env-id Isaac-Ant-v0
 python scripts/draw_jaxtari_sprites.py
 # run by test_plain_pip (slow), and resolved by test_packaging
 pip install -r requirements/requirements.txt
+# resolved by test_packaging; they would change the environment of the tests
+pip install -r requirements/requirements-mujoco.txt
+pip install "jax[cuda12]" -c constraints.txt
 """
 NOT_RUN_HERE = [line for line in NOT_RUN_HERE.splitlines() if line[:1] not in ("", "#")]
 
