@@ -2,6 +2,7 @@
 # The runs behind the table of docs/rl-algorithms/ppo-continuous-action.md: seven environments,
 # three seeds, every flag at its default.
 exec python -m cleanrl_utils.benchmark \
-    --env-ids HalfCheetah-v4 Walker2d-v4 Hopper-v4 InvertedPendulum-v4 Humanoid-v4 Swimmer-v4 Reacher-v4 \
+    --env-ids HalfCheetah-v4 Walker2d-v4 Hopper-v4 InvertedPendulum-v4 Humanoid-v4 Swimmer-v4 \
+    Reacher-v4 \
     --command "python cleanrl/ppo_continuous_action.py" \
     --num-seeds 3 "$@"

@@ -237,7 +237,7 @@ def test_a_detail_is_explained_beside_its_line(site):
     lines = FILES["ppo"].read_text().splitlines()
     for number, words in {
         5: "exponentially weighted mean",
-        11: "one strange minibatch",
+        11: "outlier minibatch",
         13: "share nothing",
     }.items():
         line = next(
