@@ -283,7 +283,7 @@ def test_a_profile_is_of_the_loop(tmp_path):
     looking = str(file), sampler.find_parts(PPO), counts, threading.get_ident(), stopped
     thread = threading.Thread(target=sampler.sample, args=looking)
     thread.start()
-    train(file, tmp_path, "--total-timesteps", 20_480)
+    train(file, tmp_path, "--env-id", "Acrobot-v1", "--total-timesteps", 20_480)
     stopped.set()
     thread.join()
     shares = race.shares_of([counts])

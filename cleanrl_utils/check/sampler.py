@@ -43,7 +43,7 @@ def find_parts(source):
 
 def sample(file, parts, counts, main_thread, stopped):
     sys.setswitchinterval(1e-5)  # else the file is only seen where PyTorch lets others run
-    while not stopped.wait(0.005):
+    while not stopped.wait(0.002):
         frame, of_file = sys._current_frames().get(main_thread), []
         while frame is not None:
             if frame.f_code.co_filename == file:
