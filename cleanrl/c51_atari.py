@@ -615,8 +615,7 @@ if __name__ == "__main__":
             returns = b["rewards"][:, None] + args.gamma * atoms * ~b["terminated"][:, None]
             target_pmfs = project(next_pmfs[index, next_actions], returns, atoms)
         log_pmfs = q_network(b["obs"])[index, b["actions"]]
-        clipped = log_pmfs.clamp(min=math.log(1e-5))  # [c51 5]
-        loss = -(target_pmfs * clipped).sum(-1).mean()  # [c51 3]
+        loss = -(target_pmfs * log_pmfs).sum(-1).mean()  # [c51 3]
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -288,8 +288,7 @@ def make_program(args, envs):
 
         def cross_entropy(params):  # [c51 3]
             log_pmfs = q_network.apply(params, obs)[index, b["actions"]]
-            clipped = log_pmfs.clip(min=math.log(1e-5))  # [c51 5]
-            return -(target_pmfs * clipped).sum(-1).mean(), mean_returns(log_pmfs, atoms).mean()
+            return -(target_pmfs * log_pmfs).sum(-1).mean(), mean_returns(log_pmfs, atoms).mean()
 
         losses, grads = jax.value_and_grad(cross_entropy, has_aux=True)(agent["params"])
         updates, opt_state = optimizer.update(grads, agent["opt_state"])

@@ -5,7 +5,6 @@ from tests.test_c51 import (  # noqa: F401  the imported tests run here on this 
     test_c51_2_by_hand,
     test_c51_3_cross_entropy_to_the_projected_target,
     test_c51_4_adam_epsilon,
-    test_c51_5_small_probabilities_have_no_gradient,
 )
 from tests.test_dqn_atari import (  # noqa: F401
     test_actions_of_probes,
