@@ -62,7 +62,7 @@ from tqdm import tqdm
 @dataclass
 class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment
-    seed: int = 1  # seed of the weights, the environments and all sampling
+    seed: int = 1  # random seed of the weights, the environments and all sampling
     cuda: bool = True  # use a GPU if there is one
     track: bool = False  # log to Weights & Biases as well
     wandb_project_name: str = "cleanRL"  # W&B project
@@ -70,10 +70,10 @@ class Args:
     capture_video: bool = False  # record the first environment to runs/<run>/videos
     resume: str | None = None  # folder of an interrupted run to continue with its own flags
     checkpoint_interval: int = 50_000  # environment steps between checkpoints
-    checkpoint_buffer: bool = False  # save the replay buffer too; else a resumed run refills it
+    checkpoint_buffer: bool = False  # save the replay buffer; otherwise a resumed run refills it
 
     env_id: str = "BreakoutNoFrameskip-v4"  # Gymnasium environment id, also ALE/Breakout-v5
-    sticky: bool = False  # sticky actions (probability 0.25), and lives that do not end episodes
+    sticky: bool = False  # sticky actions (probability 0.25); loss of life does not end the episode
     total_timesteps: int = 10_000_000  # environment steps of the whole run
     learning_rate: float = 2.5e-4  # learning rate of Adam
     num_envs: int = 1  # parallel environments
@@ -131,7 +131,7 @@ class AtariLives(gym.vector.VectorWrapper):
         return self.obs, rewards, terminated | self.lost, truncated, infos
 
     def render(self):
-        """The newest frame of each environment, in the size and the three colors of a video."""
+        """The newest frame of each environment as an enlarged RGB image for videos."""
         frames = self.obs[:, -1, :, :, None]
         return list(frames.repeat(4, axis=1).repeat(4, axis=2).repeat(3, axis=3))
 
@@ -139,7 +139,7 @@ class AtariLives(gym.vector.VectorWrapper):
 def make_envs(args, num_envs, render_mode=None):
     gym.register_envs(ale_py)
     env_id = args.env_id
-    if env_id.endswith("NoFrameskip-v4"):  # the classic ids: what they stand for is set below
+    if env_id.endswith("NoFrameskip-v4"):  # the classic ids: their preprocessing is set below
         env_id = f"ALE/{env_id.removesuffix('NoFrameskip-v4')}-v5"
     start = dict(noop_max=30, use_fire_reset=True)  # [atari 1, 4]
     frames = dict(frameskip=4, maxpool=True, stack_num=4)  # [atari 2, 7]
@@ -175,7 +175,7 @@ def mean_returns(log_pmfs, atoms):
 
 
 def project(pmfs, returns, atoms):
-    """Move probabilities of returns to the atoms below and above, more to the nearer [c51 2]."""
+    """Split the probability of each return linearly between the two nearest atoms [c51 2]."""
     v_min, v_max = atoms[0], atoms[-1]
     positions = (returns.clip(v_min, v_max) - v_min) / (v_max - v_min) * (len(atoms) - 1)
     below = positions.astype(jnp.int32)
@@ -187,10 +187,10 @@ def project(pmfs, returns, atoms):
 
 
 class ReplayBuffer:
-    """The last steps of all environments in a ring [dqn 1].
+    """A ring buffer of the last steps of all environments [dqn 1].
 
-    Of each stack it keeps the newest frame [frames 1], and which of the four are not the black
-    ones before a game. The stacks are rebuilt from that [frames 2].
+    It keeps the newest frame of each stack [frames 1], and which of the four are not the black
+    padding before a game. The stacks are rebuilt from these [frames 2].
     """
 
     def __init__(self, size, envs):
@@ -198,14 +198,14 @@ class ReplayBuffer:
         self.size = size - size % envs.num_envs
         frame_shape = envs.single_observation_space.shape[1:]
         self.columns = dict(
-            frames=np.zeros((self.size, *frame_shape), dtype=np.uint8),  # takes memory as it fills
+            frames=np.zeros((self.size, *frame_shape), dtype=np.uint8),  # allocated as it fills
             is_shown=np.zeros((self.size, 4), dtype=bool),
             is_first=np.zeros(self.size, dtype=bool),  # after a reset
             actions=np.zeros(self.size, dtype=np.int32),
             rewards=np.zeros(self.size, dtype=np.float32),
             terminated=np.zeros(self.size, dtype=bool),
         )
-        self.added = np.zeros(1, dtype=np.int64)  # steps, also overwritten
+        self.added = np.zeros(1, dtype=np.int64)  # steps added in total
 
     def add(self, **step):
         start = self.num_added % self.size
@@ -223,10 +223,10 @@ class ReplayBuffer:
         return int(self.added[0])
 
     def sample(self, batch_size, rng):
-        """Uniformly drawn transitions [dqn 2]; a step before the start of an episode is none."""
+        """Sample transitions uniformly [dqn 2]; a step that only resets is not a transition."""
         rows = np.zeros(0, int)
-        oldest = max(0, self.num_added - self.size + 3 * self.num_envs)  # with its whole stack
-        newest = self.num_added - self.num_envs  # without its next observation yet
+        oldest = max(0, self.num_added - self.size + 3 * self.num_envs)  # with its full stack
+        newest = self.num_added - self.num_envs  # its next observation is not stored yet
         while len(rows) < batch_size:
             drawn = rng.integers(oldest, newest, 2 * batch_size) % self.size
             is_transition = ~self.columns["is_first"][(drawn + self.num_envs) % self.size]
@@ -234,13 +234,13 @@ class ReplayBuffer:
         rows = rows[:batch_size]
         window = rows[:, None] + self.num_envs * np.arange(-3, 2)  # the stack and the next frame
         stacks = self.columns["frames"][window % self.size]
-        stacks[:, :4][~self.columns["is_shown"][rows]] = 0  # those are of the game before
+        stacks[:, :4][~self.columns["is_shown"][rows]] = 0  # frames of the previous game
         names = ("actions", "rewards", "terminated")
         return {name: self.columns[name][rows] for name in names} | {"stacks": stacks}
 
 
 def count_due(every, global_step, num_envs):
-    """How many multiples of every the last step of all environments has passed."""
+    """How many multiples of `every` lie in the last num_envs environment steps."""
     return global_step // every - (global_step - num_envs) // every
 
 
@@ -303,7 +303,7 @@ def make_program(args, envs):
 
 sys.path.append(os.getcwd())  # --env-id my_envs:MyEnv-v0 finds my_envs.py here
 FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has its interface
+TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has the same API
 interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
 
 
@@ -332,7 +332,7 @@ def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
     """Check the autoreset mode and, for videos, that the environment renders frames."""
     require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
     if args.capture_video:
-        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array to record")
+        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array render mode")
         envs.reset()
         envs.render()  # MuJoCo needs OpenGL, which a server may not have
 
@@ -396,7 +396,7 @@ def seed_everything(args):
 
 
 def make_run_folder(args):
-    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a time that no other run has."""
+    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a unique time."""
     for second in itertools.count(int(time.time())):
         name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
         folder = Path("runs", re.sub(r"[/\\:]", "-", name))
@@ -417,7 +417,7 @@ def lock_run_folder(folder):
 
 
 def open_run(args, device, global_step, **more):
-    """The run folder, with the flags and versions in run.json, and the writer of its curves."""
+    """The run folder, with the flags and versions in run.json, and the writer of its metrics."""
     folder = Path(args.resume or "runs")
     with explain(f"log to {folder}"):
         if args.track:
@@ -453,7 +453,7 @@ def open_run(args, device, global_step, **more):
             names = dict(project=args.wandb_project_name, name=folder.name, resume="allow")
             if TRACKER == "wandb":
                 names |= dict(entity=args.wandb_entity, id=folder.name, reinit="create_new")
-            # in a context of its own, since a process may track many runs
+            # in its own context, since a process may track many runs
             tracker = Context().run(module.init, **names, config=asdict(args))
             atexit.register(tracker.finish)
     signal.signal(signal.SIGINT, interrupt)
@@ -465,7 +465,7 @@ def open_run(args, device, global_step, **more):
 
 
 class Writer:
-    """The curves of one run: TensorBoard events, and a tracker with --track."""
+    """Logs the metrics of one run to TensorBoard and, with --track, to a tracker."""
 
     def __init__(self, folder, tracker, global_step):
         name = f"events.out.tfevents.{time.time():.6f}.{platform.node()}"
@@ -474,7 +474,7 @@ class Writer:
         self.logged_videos = set(folder.glob("videos/*.mp4"))
         self.add_event(file_version="brain.Event:2")
         start = SessionLog(status=SessionLog.START)
-        self.add_event(step=global_step + 1, session_log=start)  # hides what a resume repeats
+        self.add_event(step=global_step + 1, session_log=start)  # hides steps that a resume repeats
 
     def add_event(self, **event):
         self.records.write(Event(wall_time=time.time(), **event).SerializeToString())
@@ -505,7 +505,7 @@ def interrupt(number, frame):
 
 
 def report_crash(args, folder, kind, error, traceback):
-    """Below the traceback, say where the run broke and how to resume it."""
+    """Below the traceback, say where the run failed and how to resume it."""
     error.add_note(f"{args.env_id} failed at step {global_step}, continue with --resume {folder}")
     sys.__excepthook__(kind, error, traceback)
 
@@ -532,7 +532,7 @@ class RecordVideo(gym.wrappers.vector.RecordVideo):
 
 
 def save_checkpoint(folder, state, global_step):
-    """Write a new file, then rename it: never an incomplete one. Stops if interrupted."""
+    """Write a new file, then rename it, so that none is incomplete. Stops if interrupted."""
     checkpoint = {"global_step": global_step} | to_state_dict(jax.device_get(state))
     checkpoint["args"] = json.loads((folder / "run.json").read_text())["args"]
     path = folder / "checkpoint.tmp"
@@ -567,7 +567,7 @@ def restore_checkpoint(args, state):
         require_finite_weights(checkpoint)
         restored = from_state_dict(state, {name: checkpoint[name] for name in state})
         shapes = jax.tree.map(lambda x: (np.shape(x), np.asarray(x).dtype), [state, restored])
-        require(shapes[0] == shapes[1], "its checkpoint has arrays of other shapes")
+        require(shapes[0] == shapes[1], "its checkpoint has arrays of different shapes")
         return jax.tree.map(jnp.array, restored), int(checkpoint["global_step"])
 
 
@@ -618,7 +618,7 @@ if __name__ == "__main__":
     for iteration in range(global_step // N, num_iterations):
         # act epsilon-greedily [dqn 3]
         epsilon = np.interp(global_step, (0, exploration_steps), (args.start_e, args.end_e))
-        rng = np.random.default_rng((args.seed, global_step))  # no state that a resume would need
+        rng = np.random.default_rng((args.seed, global_step))  # no state to save for --resume
         is_random = rng.random(N) < epsilon
         actions = rng.integers(action_space.n, size=N)
         if not is_random.all():

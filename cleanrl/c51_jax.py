@@ -64,15 +64,15 @@ from tqdm import tqdm
 @dataclass
 class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment
-    seed: int = 1  # seed of the weights, the environments and all sampling
-    cuda: bool = True  # use a GPU where the networks are large enough to gain from it
+    seed: int = 1  # random seed of the weights, the environments and all sampling
+    cuda: bool = True  # use a GPU if the networks are large enough to benefit from it
     track: bool = False  # log to Weights & Biases as well
     wandb_project_name: str = "cleanRL"  # W&B project
     wandb_entity: str | None = None  # W&B team
     capture_video: bool = False  # record the first environment to runs/<run>/videos
     resume: str | None = None  # folder of an interrupted run to continue with its own flags
     checkpoint_interval: int = 50_000  # environment steps between checkpoints
-    checkpoint_buffer: bool = True  # save the replay buffer too; else a resumed run refills it
+    checkpoint_buffer: bool = True  # save the replay buffer; otherwise a resumed run refills it
 
     env_id: str = "CartPole-v1"  # gymnax or Gymnasium environment id
     gymnax: bool = True  # compile the gymnax environment of this id if there is one
@@ -101,7 +101,7 @@ class Args:
         require(self.n_atoms > 1, "n_atoms must be at least 2")
         require(self.v_min < self.v_max, "v_min must be less than v_max")
         large, small = sorted([self.train_frequency, self.num_envs], reverse=True)
-        require(large % small == 0, "num_envs and train_frequency must divide one another")
+        require(large % small == 0, "one of num_envs and train_frequency must divide the other")
         require(large <= self.total_timesteps < 2**31, f"total_timesteps: {large} to 2**31 - 1")
         require(self.buffer_size >= self.num_envs, "buffer_size is less than num_envs")
 
@@ -125,7 +125,7 @@ def make_envs(args, num_envs, render_mode=None, autoreset_mode=gym.vector.Autore
 
 
 def is_compiled(args):
-    """Whether the environment is gymnax's, as a part of the program: not for videos."""
+    """Whether to compile gymnax's environment into the program; videos need Gymnasium's."""
     if args.env_id not in gymnax.registered_envs:
         return False
     return args.env_id not in gym.registry or (args.gymnax and not args.capture_video)
@@ -210,7 +210,7 @@ def mean_returns(log_pmfs, atoms):
 
 
 def project(pmfs, returns, atoms):
-    """Move probabilities of returns to the atoms below and above, more to the nearer [c51 2]."""
+    """Split the probability of each return linearly between the two nearest atoms [c51 2]."""
     v_min, v_max = atoms[0], atoms[-1]
     positions = (returns.clip(v_min, v_max) - v_min) / (v_max - v_min) * (len(atoms) - 1)
     below = positions.astype(jnp.int32)
@@ -325,7 +325,7 @@ def make_program(args, envs):
         return agent, (jnp.zeros(num_updates), jnp.zeros(num_updates))
 
     def iterate(run, drawn):
-        """Some steps of the environments, some updates, perhaps an update of the target."""
+        """A few environment steps, the updates that are due, perhaps one of the target network."""
         act_drawn, row_bits = drawn
         run, episodes = jax.lax.scan(act, run, act_drawn)
 
@@ -359,7 +359,7 @@ def make_program(args, envs):
 
 sys.path.append(os.getcwd())  # --env-id my_envs:MyEnv-v0 finds my_envs.py here
 FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has its interface
+TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has the same API
 interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
 
 
@@ -388,7 +388,7 @@ def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
     """Check the autoreset mode and, for videos, that the environment renders frames."""
     require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
     if args.capture_video:
-        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array to record")
+        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array render mode")
         envs.reset()
         envs.render()  # MuJoCo needs OpenGL, which a server may not have
 
@@ -452,7 +452,7 @@ def seed_everything(args):
 
 
 def make_run_folder(args):
-    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a time that no other run has."""
+    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a unique time."""
     for second in itertools.count(int(time.time())):
         name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
         folder = Path("runs", re.sub(r"[/\\:]", "-", name))
@@ -473,7 +473,7 @@ def lock_run_folder(folder):
 
 
 def open_run(args, device, global_step, **more):
-    """The run folder, with the flags and versions in run.json, and the writer of its curves."""
+    """The run folder, with the flags and versions in run.json, and the writer of its metrics."""
     folder = Path(args.resume or "runs")
     with explain(f"log to {folder}"):
         if args.track:
@@ -509,7 +509,7 @@ def open_run(args, device, global_step, **more):
             names = dict(project=args.wandb_project_name, name=folder.name, resume="allow")
             if TRACKER == "wandb":
                 names |= dict(entity=args.wandb_entity, id=folder.name, reinit="create_new")
-            # in a context of its own, since a process may track many runs
+            # in its own context, since a process may track many runs
             tracker = Context().run(module.init, **names, config=asdict(args))
             atexit.register(tracker.finish)
     signal.signal(signal.SIGINT, interrupt)
@@ -521,7 +521,7 @@ def open_run(args, device, global_step, **more):
 
 
 class Writer:
-    """The curves of one run: TensorBoard events, and a tracker with --track."""
+    """Logs the metrics of one run to TensorBoard and, with --track, to a tracker."""
 
     def __init__(self, folder, tracker, global_step):
         name = f"events.out.tfevents.{time.time():.6f}.{platform.node()}"
@@ -530,7 +530,7 @@ class Writer:
         self.logged_videos = set(folder.glob("videos/*.mp4"))
         self.add_event(file_version="brain.Event:2")
         start = SessionLog(status=SessionLog.START)
-        self.add_event(step=global_step + 1, session_log=start)  # hides what a resume repeats
+        self.add_event(step=global_step + 1, session_log=start)  # hides steps that a resume repeats
 
     def add_event(self, **event):
         self.records.write(Event(wall_time=time.time(), **event).SerializeToString())
@@ -561,7 +561,7 @@ def interrupt(number, frame):
 
 
 def report_crash(args, folder, kind, error, traceback):
-    """Below the traceback, say where the run broke and how to resume it."""
+    """Below the traceback, say where the run failed and how to resume it."""
     error.add_note(f"{args.env_id} failed at step {global_step}, continue with --resume {folder}")
     sys.__excepthook__(kind, error, traceback)
 
@@ -588,7 +588,7 @@ class RecordVideo(gym.wrappers.vector.RecordVideo):
 
 
 def save_checkpoint(folder, state, global_step):
-    """Write a new file, then rename it: never an incomplete one. Stops if interrupted."""
+    """Write a new file, then rename it, so that none is incomplete. Stops if interrupted."""
     checkpoint = {"global_step": global_step} | to_state_dict(jax.device_get(state))
     checkpoint["args"] = json.loads((folder / "run.json").read_text())["args"]
     path = folder / "checkpoint.tmp"
@@ -623,7 +623,7 @@ def restore_checkpoint(args, state):
         require_finite_weights(checkpoint)
         restored = from_state_dict(state, {name: checkpoint[name] for name in state})
         shapes = jax.tree.map(lambda x: (np.shape(x), np.asarray(x).dtype), [state, restored])
-        require(shapes[0] == shapes[1], "its checkpoint has arrays of other shapes")
+        require(shapes[0] == shapes[1], "its checkpoint has arrays of different shapes")
         return jax.tree.map(jnp.array, restored), int(checkpoint["global_step"])
 
 

@@ -52,16 +52,16 @@ from tqdm import tqdm
 @dataclass
 class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment
-    seed: int = 1  # seed of the weights, the environments and all sampling
+    seed: int = 1  # random seed of the weights, the environments and all sampling
     torch_deterministic: bool = True  # use deterministic PyTorch algorithms
-    cuda: bool = True  # use a GPU where the networks are large enough to gain from it
+    cuda: bool = True  # use a GPU if the networks are large enough to benefit from it
     track: bool = False  # log to Weights & Biases as well
     wandb_project_name: str = "cleanRL"  # W&B project
     wandb_entity: str | None = None  # W&B team
     capture_video: bool = False  # record the first environment to runs/<run>/videos
     resume: str | None = None  # folder of an interrupted run to continue with its own flags
     checkpoint_interval: int = 50_000  # environment steps between checkpoints
-    checkpoint_buffer: bool = True  # save the replay buffer too; else a resumed run refills it
+    checkpoint_buffer: bool = True  # save the replay buffer; otherwise a resumed run refills it
 
     env_id: str = "CartPole-v1"  # Gymnasium environment id
     total_timesteps: int = 500_000  # environment steps of the whole run
@@ -110,7 +110,7 @@ class QNetwork(nn.Module):
 
 
 class ReplayBuffer(nn.Module):
-    """The last steps of all environments in a ring [dqn 1]; as a module it fits in a checkpoint."""
+    """A ring buffer of the last steps [dqn 1]; an nn.Module, so that checkpoints can include it."""
 
     def __init__(self, size, envs):
         super().__init__()
@@ -122,7 +122,7 @@ class ReplayBuffer(nn.Module):
         self.register_buffer("actions", torch.zeros(self.size, dtype=torch.int64))
         self.register_buffer("rewards", torch.zeros(self.size))
         self.register_buffer("terminated", torch.zeros(self.size, dtype=torch.bool))
-        self.register_buffer("added", torch.zeros(1, dtype=torch.int64))  # steps, also overwritten
+        self.register_buffer("added", torch.zeros(1, dtype=torch.int64))  # steps added in total
         self.columns = {name: x.numpy() for name, x in self.named_buffers()}  # shares the memory
 
     def add(self, **step):
@@ -140,12 +140,12 @@ class ReplayBuffer(nn.Module):
         return rows[~self.columns["is_first"][(rows + self.num_envs) % self.size]]
 
     def sample(self, batch_size, device):
-        """Uniformly drawn transitions [dqn 2]; a step before the start of an episode is none."""
+        """Sample transitions uniformly [dqn 2]; a step that only resets is not a transition."""
         oldest = max(0, self.num_added - self.size)
-        newest = self.num_added - self.num_envs  # without its next observation yet
+        newest = self.num_added - self.num_envs  # its next observation is not stored yet
         rows = torch.randint(oldest, newest, (2 * batch_size,)).numpy() % self.size
         rows = self.transitions(rows)
-        if len(rows) < batch_size:  # by chance, or because there are few
+        if len(rows) < batch_size:  # by chance, or because there are few transitions
             rows = self.transitions(np.arange(oldest, newest) % self.size)
             if len(rows) == 0:
                 raise SystemExit("no transition to learn from: increase --learning-starts")
@@ -158,7 +158,7 @@ class ReplayBuffer(nn.Module):
 
 
 def count_due(every, global_step, num_envs):
-    """How many multiples of every the last step of all environments has passed."""
+    """How many multiples of `every` lie in the last num_envs environment steps."""
     return global_step // every - (global_step - num_envs) // every
 
 
@@ -180,11 +180,11 @@ def load_policy(checkpoint, envs):
 
 sys.path.append(os.getcwd())  # --env-id my_envs:MyEnv-v0 finds my_envs.py here
 FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has its interface
+TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has the same API
 interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
 NUMPY = [np.ndarray, np.dtype, np._core.multiarray._reconstruct, np._core.multiarray.scalar]
 NUMPY += [type(np.dtype(code)) for code in "?bBhHiIlLefd"]
-torch.serialization.add_safe_globals(NUMPY)  # NumPy arrays and scalars fit into a checkpoint
+torch.serialization.add_safe_globals(NUMPY)  # checkpoints may hold NumPy arrays and scalars
 
 
 def require(condition, message):
@@ -212,7 +212,7 @@ def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
     """Check the autoreset mode and, for videos, that the environment renders frames."""
     require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
     if args.capture_video:
-        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array to record")
+        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array render mode")
         envs.reset()
         envs.render()  # MuJoCo needs OpenGL, which a server may not have
 
@@ -279,7 +279,7 @@ def seed_everything(args):
 
 
 def make_run_folder(args):
-    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a time that no other run has."""
+    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a unique time."""
     for second in itertools.count(int(time.time())):
         name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
         folder = Path("runs", re.sub(r"[/\\:]", "-", name))
@@ -342,7 +342,7 @@ def open_run(args, device, global_step, **more):
     print(f"run folder: {folder}")
     print(f"device: {device}, {torch.get_num_threads()} CPU threads", flush=True)
     writer = TrackioWriter if args.track and TRACKER == "trackio" else SummaryWriter
-    return folder, writer(folder, purge_step=global_step + 1)  # hides what a resume repeats
+    return folder, writer(folder, purge_step=global_step + 1)  # hides steps that a resume repeats
 
 
 class TrackioWriter(SummaryWriter):
@@ -361,7 +361,7 @@ def interrupt(number, frame):
 
 
 def report_crash(args, folder, kind, error, traceback):
-    """Below the traceback, say where the run broke and how to resume it."""
+    """Below the traceback, say where the run failed and how to resume it."""
     error.add_note(f"{args.env_id} failed at step {global_step}, continue with --resume {folder}")
     sys.__excepthook__(kind, error, traceback)
 
@@ -396,7 +396,7 @@ def log_videos(folder, logged, global_step):
 
 
 def save_checkpoint(folder, modules, global_step):
-    """Write a new file, then rename it: never an incomplete one. Stops if interrupted."""
+    """Write a new file, then rename it, so that none is incomplete. Stops if interrupted."""
     checkpoint = {name: module.state_dict() for name, module in modules.items()}
     checkpoint["args"] = json.loads((folder / "run.json").read_text())["args"]
     checkpoint["global_step"] = global_step

@@ -54,7 +54,7 @@ from tqdm import tqdm
 @dataclass
 class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment
-    seed: int = 1  # seed of the weights, the environments and all sampling
+    seed: int = 1  # random seed of the weights, the environments and all sampling
     torch_deterministic: bool = True  # use deterministic PyTorch algorithms
     cuda: bool = True  # use a GPU if there is one
     track: bool = False  # log to Weights & Biases as well
@@ -63,10 +63,10 @@ class Args:
     capture_video: bool = False  # record the first environment to runs/<run>/videos
     resume: str | None = None  # folder of an interrupted run to continue with its own flags
     checkpoint_interval: int = 50_000  # environment steps between checkpoints
-    checkpoint_buffer: bool = False  # save the replay buffer too; else a resumed run refills it
+    checkpoint_buffer: bool = False  # save the replay buffer; otherwise a resumed run refills it
 
     env_id: str = "BreakoutNoFrameskip-v4"  # Gymnasium environment id, also ALE/Breakout-v5
-    sticky: bool = False  # sticky actions (probability 0.25), and lives that do not end episodes
+    sticky: bool = False  # sticky actions (probability 0.25); loss of life does not end the episode
     total_timesteps: int = 10_000_000  # environment steps of the whole run
     learning_rate: float = 1e-4  # learning rate of Adam
     num_envs: int = 1  # parallel environments
@@ -121,7 +121,7 @@ class AtariLives(gym.vector.VectorWrapper):
         return self.obs, rewards, terminated | self.lost, truncated, infos
 
     def render(self):
-        """The newest frame of each environment, in the size and the three colors of a video."""
+        """The newest frame of each environment as an enlarged RGB image for videos."""
         frames = self.obs[:, -1, :, :, None]
         return list(frames.repeat(4, axis=1).repeat(4, axis=2).repeat(3, axis=3))
 
@@ -129,7 +129,7 @@ class AtariLives(gym.vector.VectorWrapper):
 def make_envs(args, num_envs, render_mode=None):
     gym.register_envs(ale_py)
     env_id = args.env_id
-    if env_id.endswith("NoFrameskip-v4"):  # the classic ids: what they stand for is set below
+    if env_id.endswith("NoFrameskip-v4"):  # the classic ids: their preprocessing is set below
         env_id = f"ALE/{env_id.removesuffix('NoFrameskip-v4')}-v5"
     start = dict(noop_max=30, use_fire_reset=True)  # [atari 1, 4]
     frames = dict(frameskip=4, maxpool=True, stack_num=4)  # [atari 2, 7]
@@ -159,10 +159,10 @@ class QNetwork(nn.Module):
 
 
 class ReplayBuffer(nn.Module):
-    """The last steps of all environments in a ring [dqn 1]; as a module it fits in a checkpoint.
+    """A ring buffer of the last steps [dqn 1]; an nn.Module, so that checkpoints can include it.
 
-    Of each stack it keeps the newest frame [frames 1], and which of the four are not the black
-    ones before a game. The stacks are rebuilt from that [frames 2].
+    It keeps the newest frame of each stack [frames 1], and which of the four are not the black
+    padding before a game. The stacks are rebuilt from these [frames 2].
     """
 
     def __init__(self, size, envs):
@@ -170,14 +170,14 @@ class ReplayBuffer(nn.Module):
         self.num_envs = envs.num_envs
         self.size = size - size % envs.num_envs
         frame_shape = envs.single_observation_space.shape[1:]
-        frames = np.zeros((self.size, *frame_shape), dtype=np.uint8)  # takes memory as it fills
+        frames = np.zeros((self.size, *frame_shape), dtype=np.uint8)  # allocated as it fills
         self.register_buffer("frames", torch.from_numpy(frames))
         self.register_buffer("is_shown", torch.zeros(self.size, 4, dtype=torch.bool))
         self.register_buffer("is_first", torch.zeros(self.size, dtype=torch.bool))  # after a reset
         self.register_buffer("actions", torch.zeros(self.size, dtype=torch.int64))
         self.register_buffer("rewards", torch.zeros(self.size))
         self.register_buffer("terminated", torch.zeros(self.size, dtype=torch.bool))
-        self.register_buffer("added", torch.zeros(1, dtype=torch.int64))  # steps, also overwritten
+        self.register_buffer("added", torch.zeros(1, dtype=torch.int64))  # steps added in total
         self.columns = {name: x.numpy() for name, x in self.named_buffers()}  # shares the memory
 
     def add(self, **step):
@@ -195,12 +195,12 @@ class ReplayBuffer(nn.Module):
         return rows[~self.columns["is_first"][(rows + self.num_envs) % self.size]]
 
     def sample(self, batch_size, device):
-        """Uniformly drawn transitions [dqn 2]; a step before the start of an episode is none."""
-        oldest = max(0, self.num_added - self.size + 3 * self.num_envs)  # with its whole stack
-        newest = self.num_added - self.num_envs  # without its next observation yet
+        """Sample transitions uniformly [dqn 2]; a step that only resets is not a transition."""
+        oldest = max(0, self.num_added - self.size + 3 * self.num_envs)  # with its full stack
+        newest = self.num_added - self.num_envs  # its next observation is not stored yet
         rows = torch.randint(oldest, newest, (2 * batch_size,)).numpy() % self.size
         rows = self.transitions(rows)
-        if len(rows) < batch_size:  # by chance, or because there are few
+        if len(rows) < batch_size:  # by chance, or because there are few transitions
             rows = self.transitions(np.arange(oldest, newest) % self.size)
             if len(rows) == 0:
                 raise SystemExit("no transition to learn from: increase --learning-starts")
@@ -208,7 +208,7 @@ class ReplayBuffer(nn.Module):
         rows = rows[:batch_size]
         window = rows[:, None] + self.num_envs * np.arange(-3, 2)  # the stack and the next frame
         stacks = self.columns["frames"][window % self.size]
-        stacks[:, :4][~self.columns["is_shown"][rows]] = 0  # those are of the game before
+        stacks[:, :4][~self.columns["is_shown"][rows]] = 0  # frames of the previous game
         names = ("actions", "rewards", "terminated")
         batch = {name: self.columns[name][rows] for name in names}
         batch = {name: torch.from_numpy(x).to(device) for name, x in batch.items()}
@@ -243,7 +243,7 @@ class CUDAGraph:
 
 
 def count_due(every, global_step, num_envs):
-    """How many multiples of every the last step of all environments has passed."""
+    """How many multiples of `every` lie in the last num_envs environment steps."""
     return global_step // every - (global_step - num_envs) // every
 
 
@@ -265,11 +265,11 @@ def load_policy(checkpoint, envs):
 
 sys.path.append(os.getcwd())  # --env-id my_envs:MyEnv-v0 finds my_envs.py here
 FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has its interface
+TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has the same API
 interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
 NUMPY = [np.ndarray, np.dtype, np._core.multiarray._reconstruct, np._core.multiarray.scalar]
 NUMPY += [type(np.dtype(code)) for code in "?bBhHiIlLefd"]
-torch.serialization.add_safe_globals(NUMPY)  # NumPy arrays and scalars fit into a checkpoint
+torch.serialization.add_safe_globals(NUMPY)  # checkpoints may hold NumPy arrays and scalars
 
 
 def require(condition, message):
@@ -297,7 +297,7 @@ def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
     """Check the autoreset mode and, for videos, that the environment renders frames."""
     require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
     if args.capture_video:
-        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array to record")
+        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array render mode")
         envs.reset()
         envs.render()  # MuJoCo needs OpenGL, which a server may not have
 
@@ -364,7 +364,7 @@ def seed_everything(args):
 
 
 def make_run_folder(args):
-    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a time that no other run has."""
+    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a unique time."""
     for second in itertools.count(int(time.time())):
         name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
         folder = Path("runs", re.sub(r"[/\\:]", "-", name))
@@ -427,7 +427,7 @@ def open_run(args, device, global_step, **more):
     print(f"run folder: {folder}")
     print(f"device: {device}, {torch.get_num_threads()} CPU threads", flush=True)
     writer = TrackioWriter if args.track and TRACKER == "trackio" else SummaryWriter
-    return folder, writer(folder, purge_step=global_step + 1)  # hides what a resume repeats
+    return folder, writer(folder, purge_step=global_step + 1)  # hides steps that a resume repeats
 
 
 class TrackioWriter(SummaryWriter):
@@ -446,7 +446,7 @@ def interrupt(number, frame):
 
 
 def report_crash(args, folder, kind, error, traceback):
-    """Below the traceback, say where the run broke and how to resume it."""
+    """Below the traceback, say where the run failed and how to resume it."""
     error.add_note(f"{args.env_id} failed at step {global_step}, continue with --resume {folder}")
     sys.__excepthook__(kind, error, traceback)
 
@@ -481,7 +481,7 @@ def log_videos(folder, logged, global_step):
 
 
 def save_checkpoint(folder, modules, global_step):
-    """Write a new file, then rename it: never an incomplete one. Stops if interrupted."""
+    """Write a new file, then rename it, so that none is incomplete. Stops if interrupted."""
     checkpoint = {name: module.state_dict() for name, module in modules.items()}
     checkpoint["args"] = json.loads((folder / "run.json").read_text())["args"]
     checkpoint["global_step"] = global_step
@@ -561,7 +561,7 @@ if __name__ == "__main__":
         modules["buffer"] = buffer
     global_step = start_step = restore_checkpoint(args, modules)
     for group in optimizer.param_groups:
-        group["capturable"] = use_cuda  # a CUDA graph can hold its steps
+        group["capturable"] = use_cuda  # a CUDA graph can contain its steps
     run_folder, writer = open_run(args, device, global_step)
     logged_videos = set(run_folder.glob("videos/*.mp4"))
     if args.capture_video:

@@ -62,7 +62,7 @@ from tqdm import tqdm
 @dataclass
 class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment
-    seed: int = 1  # seed of the weights, the environments and all sampling
+    seed: int = 1  # random seed of the weights, the environments and all sampling
     cuda: bool = True  # use a GPU if there is one
     track: bool = False  # log to Weights & Biases as well
     wandb_project_name: str = "cleanRL"  # W&B project
@@ -70,7 +70,7 @@ class Args:
     capture_video: bool = False  # record the first environment to runs/<run>/videos
     resume: str | None = None  # folder of an interrupted run to continue with its own flags
     checkpoint_interval: int = 50_000  # environment steps between checkpoints
-    checkpoint_buffer: bool = False  # save the replay buffer too; else a resumed run refills it
+    checkpoint_buffer: bool = False  # save the replay buffer; otherwise a resumed run refills it
 
     env_id: str = "Hopper-v4"  # Gymnasium environment id
     total_timesteps: int = 1_000_000  # environment steps of the whole run
@@ -102,7 +102,7 @@ def make_envs(args, num_envs, render_mode=None):
 
 
 def rescale(actions, space):
-    """From -1 to 1, as the networks and the replay buffer have them, to their bounds [ddpg 1]."""
+    """Rescale actions from [-1, 1], as in networks and replay buffer, to their bounds [ddpg 1]."""
     share = (actions.reshape(-1, *space.shape) + 1) / 2
     scaled = space.low * (1 - share) + space.high * share  # high - low may overflow
     return scaled.clip(space.low, space.high)  # rounding may exceed them
@@ -121,7 +121,7 @@ class Actor(nn.Module):
 
 
 def sample(mean, log_std, key):
-    """Actions from a Gaussian squashed by tanh [sac 1], and the logarithms of their densities."""
+    """Actions from a tanh-squashed Gaussian [sac 1], and their log-densities."""
     noise = jax.random.normal(key, mean.shape)
     unsquashed = mean + jnp.exp(log_std) * noise
     # the slope of tanh is 1 - tanh^2; this form of its logarithm does not underflow
@@ -131,7 +131,7 @@ def sample(mean, log_std, key):
 
 
 class QNetwork(nn.Module):
-    """Dropout, in the target networks too, stands in for a large ensemble."""
+    """Dropout, also in the target networks, replaces a large ensemble."""
 
     dropout: float
 
@@ -151,7 +151,7 @@ QNetworks = nn.vmap(QNetwork, **stacked)  # two Q-networks that are computed as 
 
 
 def count_due(every, global_step, num_envs):
-    """How many multiples of every the last step of all environments has passed."""
+    """How many multiples of `every` lie in the last num_envs environment steps."""
     return global_step // every - (global_step - num_envs) // every
 
 
@@ -195,13 +195,13 @@ def make_program(args, envs, key):
             q_networks_optimizer=optimizer.init(q_params),
             log_alpha_optimizer=optimizer.init(log_alpha),
         )
-        buffer = dict(  # the last transitions in a ring [ddpg 2]
+        buffer = dict(  # a ring buffer of the last transitions [ddpg 2]
             obs=jnp.zeros((args.buffer_size, obs_dim)),
             actions=jnp.zeros((args.buffer_size, action_dim)),
             rewards=jnp.zeros(args.buffer_size),
             next_obs=jnp.zeros((args.buffer_size, obs_dim)),
             terminated=jnp.zeros(args.buffer_size, dtype=bool),
-            added=jnp.zeros((), dtype=jnp.int32),  # also overwritten ones
+            added=jnp.zeros((), dtype=jnp.int32),  # added in total
         )
         agent = jax.tree.map(jnp.copy, agent)  # no two arrays share memory: learn reuses it
         return dict(agent=agent, buffer=buffer)
@@ -231,7 +231,7 @@ def make_program(args, envs, key):
         return {name: column[rows] for name, column in buffer.items() if name != "added"}
 
     def minimize(loss, agent, name):
-        """One step of Adam on agent[name]; loss returns its value and what is logged."""
+        """One step of Adam on agent[name]; loss returns its value and the metrics to log."""
         (_, logs), grads = jax.value_and_grad(loss, has_aux=True)(agent[name])
         updates, opt_state = optimizer.update(grads, agent[f"{name}_optimizer"])
         params = optax.apply_updates(agent[name], updates)
@@ -277,7 +277,7 @@ def make_program(args, envs, key):
         return agent, losses
 
     def update_targets(agent):
-        """Target networks move by the share tau towards their networks [ddpg 6]."""
+        """Soft update of the target networks with rate tau [ddpg 6]."""
         networks, targets = agent["q_networks"], agent["target_q_networks"]
         targets = optax.incremental_update(networks, targets, args.tau)
         return agent | dict(target_q_networks=targets)
@@ -297,7 +297,7 @@ def make_program(args, envs, key):
             keys = jax.random.split(jax.random.fold_in(learn_key, step), 3)
             q_key, batch_key, actor_key = keys
             agent, q_losses = jax.lax.scan(update_q, agent, jax.random.split(q_key, args.utd))
-            b = sample_batch(buffer, batch_key)  # a batch of its own, as in the authors' code
+            b = sample_batch(buffer, batch_key)  # a separate batch, as in the authors' code
             agent, actor_losses = update_actor(agent, b["obs"], actor_key)
             return agent, q_losses | actor_losses
 
@@ -312,7 +312,7 @@ def make_program(args, envs, key):
 
 sys.path.append(os.getcwd())  # --env-id my_envs:MyEnv-v0 finds my_envs.py here
 FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has its interface
+TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has the same API
 interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
 
 
@@ -341,7 +341,7 @@ def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
     """Check the autoreset mode and, for videos, that the environment renders frames."""
     require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
     if args.capture_video:
-        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array to record")
+        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array render mode")
         envs.reset()
         envs.render()  # MuJoCo needs OpenGL, which a server may not have
 
@@ -405,7 +405,7 @@ def seed_everything(args):
 
 
 def make_run_folder(args):
-    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a time that no other run has."""
+    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a unique time."""
     for second in itertools.count(int(time.time())):
         name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
         folder = Path("runs", re.sub(r"[/\\:]", "-", name))
@@ -426,7 +426,7 @@ def lock_run_folder(folder):
 
 
 def open_run(args, device, global_step, **more):
-    """The run folder, with the flags and versions in run.json, and the writer of its curves."""
+    """The run folder, with the flags and versions in run.json, and the writer of its metrics."""
     folder = Path(args.resume or "runs")
     with explain(f"log to {folder}"):
         if args.track:
@@ -462,7 +462,7 @@ def open_run(args, device, global_step, **more):
             names = dict(project=args.wandb_project_name, name=folder.name, resume="allow")
             if TRACKER == "wandb":
                 names |= dict(entity=args.wandb_entity, id=folder.name, reinit="create_new")
-            # in a context of its own, since a process may track many runs
+            # in its own context, since a process may track many runs
             tracker = Context().run(module.init, **names, config=asdict(args))
             atexit.register(tracker.finish)
     signal.signal(signal.SIGINT, interrupt)
@@ -474,7 +474,7 @@ def open_run(args, device, global_step, **more):
 
 
 class Writer:
-    """The curves of one run: TensorBoard events, and a tracker with --track."""
+    """Logs the metrics of one run to TensorBoard and, with --track, to a tracker."""
 
     def __init__(self, folder, tracker, global_step):
         name = f"events.out.tfevents.{time.time():.6f}.{platform.node()}"
@@ -483,7 +483,7 @@ class Writer:
         self.logged_videos = set(folder.glob("videos/*.mp4"))
         self.add_event(file_version="brain.Event:2")
         start = SessionLog(status=SessionLog.START)
-        self.add_event(step=global_step + 1, session_log=start)  # hides what a resume repeats
+        self.add_event(step=global_step + 1, session_log=start)  # hides steps that a resume repeats
 
     def add_event(self, **event):
         self.records.write(Event(wall_time=time.time(), **event).SerializeToString())
@@ -514,7 +514,7 @@ def interrupt(number, frame):
 
 
 def report_crash(args, folder, kind, error, traceback):
-    """Below the traceback, say where the run broke and how to resume it."""
+    """Below the traceback, say where the run failed and how to resume it."""
     error.add_note(f"{args.env_id} failed at step {global_step}, continue with --resume {folder}")
     sys.__excepthook__(kind, error, traceback)
 
@@ -541,7 +541,7 @@ class RecordVideo(gym.wrappers.vector.RecordVideo):
 
 
 def save_checkpoint(folder, state, global_step):
-    """Write a new file, then rename it: never an incomplete one. Stops if interrupted."""
+    """Write a new file, then rename it, so that none is incomplete. Stops if interrupted."""
     checkpoint = {"global_step": global_step} | to_state_dict(jax.device_get(state))
     checkpoint["args"] = json.loads((folder / "run.json").read_text())["args"]
     path = folder / "checkpoint.tmp"
@@ -576,7 +576,7 @@ def restore_checkpoint(args, state):
         require_finite_weights(checkpoint)
         restored = from_state_dict(state, {name: checkpoint[name] for name in state})
         shapes = jax.tree.map(lambda x: (np.shape(x), np.asarray(x).dtype), [state, restored])
-        require(shapes[0] == shapes[1], "its checkpoint has arrays of other shapes")
+        require(shapes[0] == shapes[1], "its checkpoint has arrays of different shapes")
         return jax.tree.map(jnp.array, restored), int(checkpoint["global_step"])
 
 
@@ -644,7 +644,7 @@ if __name__ == "__main__":
         check_finite(args, global_step, observation=next_obs, reward=rewards)
         progress.update(N)
 
-        # remember all steps but those that only reset an environment
+        # remember all steps except those that only reset an environment
         transitions = dict(
             obs=obs, actions=actions, rewards=rewards, next_obs=next_obs, terminated=terminated
         )

@@ -59,7 +59,7 @@ from tqdm import tqdm
 @dataclass
 class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment
-    seed: int = 1  # seed of the weights, the environments and all sampling
+    seed: int = 1  # random seed of the weights, the environments and all sampling
     cuda: bool = True  # use a GPU if there is one
     track: bool = False  # log to Weights & Biases as well
     wandb_project_name: str = "cleanRL"  # W&B project
@@ -67,13 +67,13 @@ class Args:
     capture_video: bool = False  # record an episode at each checkpoint to runs/<run>/videos
     resume: str | None = None  # folder of an interrupted run to continue with its own flags
     checkpoint_interval: int = 5_000_000  # environment steps between checkpoints
-    checkpoint_buffer: bool = False  # save the replay buffer too; else a resumed run refills it
-    log_interval: int = 100  # iterations in one call of the program, at most
+    checkpoint_buffer: bool = False  # save the replay buffer; otherwise a resumed run refills it
+    log_interval: int = 100  # maximum number of iterations per call of the compiled program
 
     env_id: str = "playground/T1JoystickFlatTerrain"  # brax/... or playground/...
     physics: str | None = None  # Brax: spring, positional, generalized, mjx; Playground: jax, warp
     pushes: bool = True  # random pushes in Playground's locomotion tasks
-    episode_length: int | None = None  # maximum episode length, if not the environment's own
+    episode_length: int | None = None  # maximum episode length; by default, the environment's own
     total_timesteps: int = 204_800_000  # environment steps of the whole run
     learning_rate: float = 3e-4  # learning rate of AdamW
     weight_decay: float = 0.001  # weight decay of AdamW
@@ -87,12 +87,12 @@ class Args:
     n_atoms: int = 101  # number of atoms of the return distribution
     v_min: float = -10.0  # smallest atom
     v_max: float = 10.0  # largest atom
-    q_network_width: int = 768  # width of the Q-networks' first layer, twice that of the next
-    actor_width: int = 512  # width of the actor's first layer, twice that of the next
+    q_network_width: int = 768  # width of the Q-networks' first layer, halved in each next layer
+    actor_width: int = 512  # width of the actor's first layer, halved in each next layer
     learning_starts: int = 40_960  # environment steps with random actions before the first update
     policy_frequency: int = 4  # Q-network updates per update of the actor
-    initial_alpha: float = 0.001  # temperature, the coefficient of the entropy, at first
-    target_entropy: float = 0.0  # entropy per action dimension that the temperature aims at
+    initial_alpha: float = 0.001  # initial temperature (entropy coefficient)
+    target_entropy: float = 0.0  # target entropy per action dimension
 
     def check(self):
         """Reject invalid flags before anything is written."""
@@ -113,7 +113,7 @@ class Args:
         require(self.total_timesteps >= self.num_envs, "total_timesteps is less than num_envs")
         num_updates = self.total_timesteps // self.num_envs * self.num_updates
         require(self.total_timesteps < 2**31, "total_timesteps must be below 2**31")
-        require(num_updates < 2**31, "there must be less than 2**31 updates")
+        require(num_updates < 2**31, "there must be fewer than 2**31 updates")
 
 
 def add_up(forces, links, num_links):
@@ -123,12 +123,12 @@ def add_up(forces, links, num_links):
 
 
 def make_env(args):
-    """An environment in the form that Brax and Playground share, and the limit of its episodes."""
+    """An environment with the API that Brax and Playground share, and its time limit."""
     *modules, env_id = args.env_id.split(":")
     for module in modules:
         importlib.import_module(module)
     library, _, name = env_id.partition("/")
-    require(library in ("brax", "playground"), "an id begins with brax/ or playground/")
+    require(library in ("brax", "playground"), "env_id must start with brax/ or playground/")
     if library == "brax":
         flags = os.environ.setdefault("XLA_FLAGS", "")  # [physics 5] the same bits on a GPU, too
         if args.physics != "positional" and "deterministic" not in flags:
@@ -152,7 +152,7 @@ def make_env(args):
     return env, args.episode_length or max_episode_steps
 
 
-LARGEST = 1e5  # observation or reward of a robot; one of 1e6 would outweigh all others' moments
+LARGEST = 1e5  # observation or reward of a robot; a single 1e6 would dominate the moments
 
 
 def look(state):
@@ -161,14 +161,14 @@ def look(state):
     If the simulation diverges, the episode terminates with a reward of 0 [physics 3]."""
     obs = state.obs
     if isinstance(obs, dict):
-        obs = obs["state"]  # the rest is meant for a critic that sees more than the policy
-    is_sane = (jnp.abs(obs) < LARGEST).all(-1) & (jnp.abs(state.reward) < LARGEST)  # NaN is not
+        obs = obs["state"]  # the rest is privileged information for a critic
+    is_sane = (jnp.abs(obs) < LARGEST).all(-1) & (jnp.abs(state.reward) < LARGEST)  # False for NaN
     reward = jnp.where(is_sane, state.reward, 0)
     return obs, reward, ~is_sane | (state.done > 0)
 
 
 def observe(state):
-    """The actor's observation, followed by the critics' if it is a privileged one [fasttd3 9]."""
+    """The actor's observation, then the critics' if there is a privileged one [fasttd3 9]."""
     obs = state.obs
     if isinstance(obs, dict):
         views = [obs[name] for name in ("state", "privileged_state") if name in obs]
@@ -177,7 +177,7 @@ def observe(state):
 
 
 class GymEnv(gym.Env):
-    """The environment in Gymnasium's form."""
+    """The environment with Gymnasium's API."""
 
     def __init__(self, env, render_mode):
         self.reset_state = jax.jit(env.reset)
@@ -187,7 +187,7 @@ class GymEnv(gym.Env):
         obs, _, _ = jax.eval_shape(look, state)
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, obs.shape)
         self.action_space = gym.spaces.Box(-1, 1, (env.action_size,))
-        self.model = getattr(getattr(env, "sys", env), "mj_model", None)  # which MuJoCo can draw
+        self.model = getattr(getattr(env, "sys", env), "mj_model", None)  # which MuJoCo can render
         if self.model is not None:
             fps = round(1 / float(env.dt))
             self.metadata = {"render_modes": ["rgb_array"], "render_fps": fps}
@@ -251,7 +251,7 @@ class Actor(nn.Module):
 
 
 def sample(mean, log_std, key):
-    """Actions from a Gaussian squashed by tanh [sac 1], and the logarithms of their densities."""
+    """Actions from a tanh-squashed Gaussian [sac 1], and their log-densities."""
     noise = jax.random.normal(key, mean.shape)
     unsquashed = mean + jnp.exp(log_std) * noise
     # the slope of tanh is 1 - tanh^2; this form of its logarithm does not underflow
@@ -283,9 +283,9 @@ def mean_returns(log_pmfs, atoms):
 
 
 def project(pmfs, returns, atoms):
-    """Move probabilities of returns to the atoms below and above, more to the nearer [c51 2].
+    """Split the probability of each return linearly between the two nearest atoms [c51 2].
 
-    Sums over all pairs of atoms: the order of a scatter is not fixed on a GPU [fasttd3 5]."""
+    Sums over all pairs of atoms, as a scatter is not deterministic on a GPU [fasttd3 5]."""
     returns = returns.clip(atoms[0], atoms[-1])
     distances = jnp.abs(returns[:, None] - atoms[:, None]) / (atoms[1] - atoms[0])
     shares = (1 - distances).clip(0)  # of each return at each atom
@@ -449,7 +449,7 @@ def make_program(args, env, max_episode_steps):
         )
 
     def minimize(loss, agent, name):
-        """One step of Adam on agent[name]; loss returns its value and what is logged."""
+        """One step of Adam on agent[name]; loss returns its value and the metrics to log."""
         (_, logs), grads = jax.value_and_grad(loss, has_aux=True)(agent[name])
         opt_state = agent[f"{name}_optimizer"]
         updates, opt_state = optimizers[name].update(grads, opt_state, agent[name])
@@ -486,7 +486,7 @@ def make_program(args, env, max_episode_steps):
         return agent, q_losses | alpha_losses
 
     def update_actor(agent, losses, obs, key):
-        """Gradient ascent on entropy and the mean of both values of the policy's actions."""
+        """Gradient ascent on the entropy and the mean of both Q-values of the policy's actions."""
         alpha = jnp.exp(agent["log_alpha"])
 
         def actor_loss(params):
@@ -509,7 +509,7 @@ def make_program(args, env, max_episode_steps):
         number, key = drawn
         batch_key, next_key, actor_key = jax.random.split(key, 3)
         b = sample_batch(buffer, added, batch_key)
-        for name in ("obs", "next_obs"):  # by the current statistics
+        for name in ("obs", "next_obs"):  # with the current statistics
             b[name] = normalize(agent["obs_moments"], b[name])
         agent, q_losses = update_q_networks(agent, b, next_key)
         losses = losses | q_losses
@@ -571,7 +571,7 @@ def record_episode(envs, policy, seed, run_folder, global_step):
 
 sys.path.append(os.getcwd())  # --env-id my_envs:MyEnv-v0 finds my_envs.py here
 FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has its interface
+TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has the same API
 interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
 
 
@@ -600,7 +600,7 @@ def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
     """Check the autoreset mode and, for videos, that the environment renders frames."""
     require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
     if args.capture_video:
-        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array to record")
+        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array render mode")
         envs.reset()
         envs.render()  # MuJoCo needs OpenGL, which a server may not have
 
@@ -664,7 +664,7 @@ def seed_everything(args):
 
 
 def make_run_folder(args):
-    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a time that no other run has."""
+    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a unique time."""
     for second in itertools.count(int(time.time())):
         name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
         folder = Path("runs", re.sub(r"[/\\:]", "-", name))
@@ -685,7 +685,7 @@ def lock_run_folder(folder):
 
 
 def open_run(args, device, global_step, **more):
-    """The run folder, with the flags and versions in run.json, and the writer of its curves."""
+    """The run folder, with the flags and versions in run.json, and the writer of its metrics."""
     folder = Path(args.resume or "runs")
     with explain(f"log to {folder}"):
         if args.track:
@@ -721,7 +721,7 @@ def open_run(args, device, global_step, **more):
             names = dict(project=args.wandb_project_name, name=folder.name, resume="allow")
             if TRACKER == "wandb":
                 names |= dict(entity=args.wandb_entity, id=folder.name, reinit="create_new")
-            # in a context of its own, since a process may track many runs
+            # in its own context, since a process may track many runs
             tracker = Context().run(module.init, **names, config=asdict(args))
             atexit.register(tracker.finish)
     signal.signal(signal.SIGINT, interrupt)
@@ -733,7 +733,7 @@ def open_run(args, device, global_step, **more):
 
 
 class Writer:
-    """The curves of one run: TensorBoard events, and a tracker with --track."""
+    """Logs the metrics of one run to TensorBoard and, with --track, to a tracker."""
 
     def __init__(self, folder, tracker, global_step):
         name = f"events.out.tfevents.{time.time():.6f}.{platform.node()}"
@@ -742,7 +742,7 @@ class Writer:
         self.logged_videos = set(folder.glob("videos/*.mp4"))
         self.add_event(file_version="brain.Event:2")
         start = SessionLog(status=SessionLog.START)
-        self.add_event(step=global_step + 1, session_log=start)  # hides what a resume repeats
+        self.add_event(step=global_step + 1, session_log=start)  # hides steps that a resume repeats
 
     def add_event(self, **event):
         self.records.write(Event(wall_time=time.time(), **event).SerializeToString())
@@ -773,7 +773,7 @@ def interrupt(number, frame):
 
 
 def report_crash(args, folder, kind, error, traceback):
-    """Below the traceback, say where the run broke and how to resume it."""
+    """Below the traceback, say where the run failed and how to resume it."""
     error.add_note(f"{args.env_id} failed at step {global_step}, continue with --resume {folder}")
     sys.__excepthook__(kind, error, traceback)
 
@@ -800,7 +800,7 @@ class RecordVideo(gym.wrappers.vector.RecordVideo):
 
 
 def save_checkpoint(folder, state, global_step):
-    """Write a new file, then rename it: never an incomplete one. Stops if interrupted."""
+    """Write a new file, then rename it, so that none is incomplete. Stops if interrupted."""
     checkpoint = {"global_step": global_step} | to_state_dict(jax.device_get(state))
     checkpoint["args"] = json.loads((folder / "run.json").read_text())["args"]
     path = folder / "checkpoint.tmp"
@@ -835,7 +835,7 @@ def restore_checkpoint(args, state):
         require_finite_weights(checkpoint)
         restored = from_state_dict(state, {name: checkpoint[name] for name in state})
         shapes = jax.tree.map(lambda x: (np.shape(x), np.asarray(x).dtype), [state, restored])
-        require(shapes[0] == shapes[1], "its checkpoint has arrays of other shapes")
+        require(shapes[0] == shapes[1], "its checkpoint has arrays of different shapes")
         return jax.tree.map(jnp.array, restored), int(checkpoint["global_step"])
 
 

@@ -12,7 +12,7 @@
     uv run cleanrl/mappo_rnn_jax.py --num-seeds 4             # four runs side by side
     uv run cleanrl/mappo_rnn_jax.py --env-id MPE_simple_spread_v3 --num-envs 16
     uv run cleanrl/mappo_rnn_jax.py --env-id overcooked-coord_ring --num-envs 16
-    uv run cleanrl/mappo_rnn_jax.py --resume runs/<run>       # with all runs trained beside it
+    uv run cleanrl/mappo_rnn_jax.py --resume runs/<run>       # and all runs trained alongside
     tensorboard --logdir runs
 
 Tags such as [mappo 2] refer to the details in
@@ -62,7 +62,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 from tqdm import tqdm
 
-with redirect_stdout(io.StringIO()):  # it prints which environments it does not find
+with redirect_stdout(io.StringIO()):  # it prints the environments that are not installed
     import jaxmarl
     from jaxmarl.environments import HeuristicEnemySMAX, MultiAgentEnv, Overcooked, SimpleMPE
     from jaxmarl.environments.overcooked import overcooked_layouts
@@ -74,20 +74,20 @@ with redirect_stdout(io.StringIO()):  # it prints which environments it does not
 @dataclass
 class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment
-    seed: int = 1  # seed of the weights, the environments and all sampling
-    num_seeds: int = 1  # runs to train side by side, with seeds from seed on
-    sweep: tuple[str, ...] = ()  # values to combine, such as learning_rate=1e-4,1e-3 gamma=0.9,0.99
-    cuda: bool = True  # use a GPU where the networks are large enough to gain from it
+    seed: int = 1  # random seed of the weights, the environments and all sampling
+    num_seeds: int = 1  # runs to train in parallel, with consecutive seeds starting at seed
+    sweep: tuple[str, ...] = ()  # grid of values, such as learning_rate=1e-4,1e-3 gamma=0.9,0.99
+    cuda: bool = True  # use a GPU if the networks are large enough to benefit from it
     track: bool = False  # log to Weights & Biases as well
     wandb_project_name: str = "cleanRL"  # W&B project
     wandb_entity: str | None = None  # W&B team
     capture_video: bool = False  # record an episode at each checkpoint to runs/<run>/videos
     resume: str | None = None  # folder of an interrupted run to continue with its own flags
     checkpoint_interval: int = 100  # iterations between checkpoints
-    log_interval: int = 4  # iterations in one call of the program, at most
+    log_interval: int = 4  # maximum number of iterations per call of the compiled program
 
     env_id: str = "HeuristicEnemySMAX-2s3z"  # JaxMARL id, id-map, id-layout or module:Class
-    rew_shaping_horizon: int = 2_500_000  # steps until Overcooked's shaped rewards have faded out
+    rew_shaping_horizon: int = 2_500_000  # steps to anneal Overcooked's shaped rewards to 0
     total_timesteps: int = 10_000_000  # environment steps of the whole run
     learning_rate: float = 2e-3  # initial learning rate of Adam
     num_envs: int = 128  # parallel environments
@@ -95,7 +95,7 @@ class Args:
     anneal_lr: bool = True  # anneal the learning rate linearly to 0
     gamma: float = 0.99  # discount factor
     gae_lambda: float = 0.95  # lambda of generalized advantage estimation
-    num_minibatches: int = 4  # minibatches per epoch, each of some of the environments
+    num_minibatches: int = 4  # minibatches per epoch; each has whole rollouts of some environments
     update_epochs: int = 4  # epochs over each rollout
     norm_adv: bool = True  # normalize advantages per minibatch
     clip_coef: float = 0.2  # clipping range of the surrogate objective
@@ -129,7 +129,7 @@ def expand_sweep(args):
         require(name in SWEEPABLE, f"sweep takes {', '.join(SWEEPABLE)}, not {name}")
         require(name not in choices, f"sweep has {name} twice")
         choices[name] = [float(value) for value in values.split(",")]
-        require(all(map(math.isfinite, choices[name])), f"sweep has {item}")
+        require(all(map(math.isfinite, choices[name])), f"sweep needs finite values, not {item}")
     all_args = []
     for combination in itertools.product(*choices.values()):
         values = dict(zip(choices, combination, strict=True))
@@ -141,9 +141,9 @@ def expand_sweep(args):
 
 
 def gather_batch(args):
-    """The flags of the run to resume and of all that were trained side by side with it, in order.
+    """The flags of the run to resume and of all runs trained in parallel with it, in order.
 
-    If the program died between two of their checkpoints, only those at the same step are."""
+    If the program died between two of their checkpoints, only of those at the same step."""
     folder = Path(args.resume).resolve()
     batch = json.loads((folder / "run.json").read_text())["batch"]
     step = last_step(folder)
@@ -167,7 +167,7 @@ def last_step(folder):
 
 
 def make_env(args):
-    """JaxMARL's environment; behind a hyphen is the map of SMAX or the layout of Overcooked."""
+    """JaxMARL's environment; the map of SMAX or layout of Overcooked follows a hyphen in the id."""
     *module, name = args.env_id.split(":")
     if module:
         env = getattr(importlib.import_module(module[0]), name)()
@@ -178,7 +178,7 @@ def make_env(args):
             is_smax = name == "HeuristicEnemySMAX"
             places = MAP_NAME_TO_SCENARIO if is_smax else overcooked_layouts
             require(is_smax or name == "overcooked", f"{name} has no maps")
-            require(place in places, f"there is {', '.join(places)}")
+            require(place in places, f"choose from {', '.join(places)}")
             options["scenario" if is_smax else "layout"] = places[place]
         env = jaxmarl.make(name, **options)
     spaces = [(env.observation_space(agent), env.action_space(agent)) for agent in env.agents]
@@ -192,7 +192,7 @@ def make_env(args):
 
 
 def would_go_on(env, env_state):
-    """Whether only the time limit ended an episode, which JaxMARL does not tell [team 4]."""
+    """Whether only the time limit ended an episode, which JaxMARL does not report [team 4]."""
     if isinstance(env, SimpleMPE):
         return True
     if not hasattr(env, "is_terminal"):
@@ -205,7 +205,7 @@ def would_go_on(env, env_state):
 
 
 def make_game(env):
-    """A game with an axis for its agents: functions to start it, to step, and to find actions."""
+    """A game with an axis for its agents: functions to start, step and find available actions."""
     num_actions = env.action_space(env.agents[0]).n
     has_masks = type(env).get_avail_actions is not MultiAgentEnv.get_avail_actions
 
@@ -213,7 +213,7 @@ def make_game(env):
         return jnp.stack([answers[agent] for agent in env.agents])
 
     def look(obs, is_dead):
-        """What the agents see, and what the critic sees for each: the world, and which it is."""
+        """The agents' observations, and the critic's for each agent: world state and agent id."""
         rows = stack(obs).reshape(len(env.agents), -1).astype(jnp.float32)
         world = obs.get("world_state", rows.ravel()).astype(jnp.float32)  # [mappo 1]
         worlds = world * ~is_dead[:, None]  # [mappo 3]
@@ -228,7 +228,7 @@ def make_game(env):
         actions = dict(zip(env.agents, actions, strict=True))
         obs, env_state, rewards, dones, infos = env.step_env(key, env_state, actions)
         is_last, is_dead = dones["__all__"], stack(dones)
-        is_dead &= ~(is_last & is_dead.all())  # where the episode ends, not the agents
+        is_dead &= ~(is_last & is_dead.all())  # all done: the episode ends, the agents do not die
         next_obs, next_views = look(obs, is_dead)
         truncated = is_last & would_go_on(env, env_state)
         rewards = stack(rewards).astype(jnp.float32)  # [team 5]
@@ -242,12 +242,12 @@ def make_game(env):
             terminated=is_last & ~truncated,
             is_last=is_last,
         )
-        if hasattr(env, "won_battle_bonus"):  # SMAX pays it to a team that has won
+        if hasattr(env, "won_battle_bonus"):  # SMAX's bonus for winning
             answers["won"] = rewards[0] >= env.won_battle_bonus
         return env_state, answers
 
     def find_actions(env_state):
-        """Which actions each agent can take [team 2]."""
+        """Which actions are available to each agent [team 2]."""
         if has_masks:
             return stack(env.get_avail_actions(env_state)) > 0
         return jnp.ones((len(env.agents), num_actions), dtype=bool)
@@ -313,7 +313,7 @@ CAN_DRAW = SimpleMPE | Overcooked | HeuristicEnemySMAX
 
 
 def draw_game(env, env_state):
-    """A picture of what goes on: agents and landmarks, the kitchen, or the two armies."""
+    """An image of the game: agents and landmarks, the kitchen, or the two armies."""
     if isinstance(env, Overcooked):
         edge = (len(env_state.maze_map) - env.height) // 2
         grid = np.asarray(env_state.maze_map)[edge:-edge, edge:-edge]
@@ -325,7 +325,7 @@ def draw_game(env, env_state):
     units = env_state.state
     colors = np.where(units.unit_teams[:, None] == 0, (30, 90, 220), (220, 60, 40))
     health = units.unit_health / env.unit_type_health[units.unit_types]
-    colors = 255 - (255 - colors) * (0.3 + 0.7 * health)[:, None]  # pale where it is low
+    colors = 255 - (255 - colors) * (0.3 + 0.7 * health)[:, None]  # paler at low health
     positions = units.unit_positions - np.array([env.map_width, env.map_height]) / 2
     radii = env.unit_type_radiuses[units.unit_types] * units.unit_alive
     return draw_disks(positions, radii, colors, env.map_width / 2)
@@ -382,7 +382,7 @@ class Recurrent(nn.Module):
         self.head = nn.Dense(self.out_dim, kernel_init=orthogonal(self.gain))
 
     def __call__(self, inputs, is_last, state):
-        """The outputs at T steps of some rows; state is that before them."""
+        """The outputs at T steps of some rows, from the state before them."""
         features = nn.relu(self.encoder(inputs))
 
         def run_gru(gru, state, row):
@@ -401,7 +401,7 @@ class Recurrent(nn.Module):
 
 
 def find_log_probs(logits, available):
-    """Log-probabilities of all actions, those that are not available ruled out [team 2]."""
+    """Log-probabilities of all actions; unavailable actions are masked [team 2]."""
     return nn.log_softmax(jnp.where(available, logits, -1e8))
 
 
@@ -512,7 +512,7 @@ def make_program(args, env):
     def estimate(params, rollout, rewards):
         """Advantages [core 5]; truncated episodes are bootstrapped, terminated ones are not.
 
-        They end with the team's episode: who is dead still gets its reward [team 5]."""
+        They end with the team's episode: dead agents still get the team's reward [team 5]."""
         inputs = rollout["next_views"], rollout["next_state"]
         next_values, _ = critic.apply(params["critic"], *inputs, method="step")  # [rnn 2]
         next_values = next_values.squeeze(3) * ~rollout["terminated"][..., None]
@@ -531,7 +531,7 @@ def make_program(args, env):
         is_alive = mb["is_alive"]
 
         def mean(x):
-            """Over the agents that were alive, who alone have acted [team 3]."""
+            """Over the agents that were alive; dead agents do not act [team 3]."""
             return (x * is_alive).sum() / jnp.maximum(is_alive.sum(), 1)
 
         inputs = mb["obs"], mb["is_last"], mb["actor_state"]
@@ -553,7 +553,7 @@ def make_program(args, env):
             change = (value - mb["values"]).clip(-args.clip_coef, args.clip_coef)
             clipped_error = (mb["values"] + change - mb["returns"]) ** 2
             value_error = jnp.maximum(value_error, clipped_error)
-        value_loss = 0.5 * value_error.mean()  # of the dead, too: others are bootstrapped from it
+        value_loss = 0.5 * value_error.mean()  # dead agents, too: others are bootstrapped from it
         p_log_p = jnp.exp(log_probs) * log_probs.clip(-1e9)  # 0 where an action is masked
         entropy = -mean(p_log_p.sum(2))
         loss = policy_loss + args.vf_coef * value_loss - args.ent_coef * entropy  # [core 10]
@@ -624,7 +624,7 @@ def make_program(args, env):
         return run, (metrics, checked, (rollout["is_last"], tell_episodes(rollout)))
 
     def tell_episodes(rollout):
-        """What is logged of an episode: of the team [team 5], and of each agent."""
+        """The metrics of an episode: of the team [team 5], and of each agent."""
         returns = rollout["episode_return"]
         told = {
             "charts/episodic_return": returns.mean(2),
@@ -656,7 +656,7 @@ def take(runs, number):
 
 
 def side_by_side(train_run, num_runs):
-    """Train all runs at once; one alone is faster without an axis for runs."""
+    """Train all runs at once; a single run is faster without an axis for runs."""
 
     def train_alone(*stacked):
         results = train_run(*take(stacked, 0))
@@ -704,7 +704,7 @@ def record_episode(envs, policy, seed, run_folder, global_step):
 
 sys.path.append(os.getcwd())  # --env-id my_envs:MyEnv-v0 finds my_envs.py here
 FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has its interface
+TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has the same API
 interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
 
 
@@ -733,7 +733,7 @@ def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
     """Check the autoreset mode and, for videos, that the environment renders frames."""
     require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
     if args.capture_video:
-        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array to record")
+        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array render mode")
         envs.reset()
         envs.render()  # MuJoCo needs OpenGL, which a server may not have
 
@@ -797,7 +797,7 @@ def seed_everything(args):
 
 
 def make_run_folder(args):
-    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a time that no other run has."""
+    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a unique time."""
     for second in itertools.count(int(time.time())):
         name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
         folder = Path("runs", re.sub(r"[/\\:]", "-", name))
@@ -818,7 +818,7 @@ def lock_run_folder(folder):
 
 
 def open_run(args, device, global_step, **more):
-    """The run folder, with the flags and versions in run.json, and the writer of its curves."""
+    """The run folder, with the flags and versions in run.json, and the writer of its metrics."""
     folder = Path(args.resume or "runs")
     with explain(f"log to {folder}"):
         if args.track:
@@ -854,7 +854,7 @@ def open_run(args, device, global_step, **more):
             names = dict(project=args.wandb_project_name, name=folder.name, resume="allow")
             if TRACKER == "wandb":
                 names |= dict(entity=args.wandb_entity, id=folder.name, reinit="create_new")
-            # in a context of its own, since a process may track many runs
+            # in its own context, since a process may track many runs
             tracker = Context().run(module.init, **names, config=asdict(args))
             atexit.register(tracker.finish)
     signal.signal(signal.SIGINT, interrupt)
@@ -866,7 +866,7 @@ def open_run(args, device, global_step, **more):
 
 
 class Writer:
-    """The curves of one run: TensorBoard events, and a tracker with --track."""
+    """Logs the metrics of one run to TensorBoard and, with --track, to a tracker."""
 
     def __init__(self, folder, tracker, global_step):
         name = f"events.out.tfevents.{time.time():.6f}.{platform.node()}"
@@ -875,7 +875,7 @@ class Writer:
         self.logged_videos = set(folder.glob("videos/*.mp4"))
         self.add_event(file_version="brain.Event:2")
         start = SessionLog(status=SessionLog.START)
-        self.add_event(step=global_step + 1, session_log=start)  # hides what a resume repeats
+        self.add_event(step=global_step + 1, session_log=start)  # hides steps that a resume repeats
 
     def add_event(self, **event):
         self.records.write(Event(wall_time=time.time(), **event).SerializeToString())
@@ -906,7 +906,7 @@ def interrupt(number, frame):
 
 
 def report_crash(args, folder, kind, error, traceback):
-    """Below the traceback, say where the run broke and how to resume it."""
+    """Below the traceback, say where the run failed and how to resume it."""
     error.add_note(f"{args.env_id} failed at step {global_step}, continue with --resume {folder}")
     sys.__excepthook__(kind, error, traceback)
 
@@ -933,7 +933,7 @@ class RecordVideo(gym.wrappers.vector.RecordVideo):
 
 
 def save_checkpoint(folder, state, global_step):
-    """Write a new file, then rename it: never an incomplete one. Stops if interrupted."""
+    """Write a new file, then rename it, so that none is incomplete. Stops if interrupted."""
     checkpoint = {"global_step": global_step} | to_state_dict(jax.device_get(state))
     checkpoint["args"] = json.loads((folder / "run.json").read_text())["args"]
     path = folder / "checkpoint.tmp"
@@ -968,7 +968,7 @@ def restore_checkpoint(args, state):
         require_finite_weights(checkpoint)
         restored = from_state_dict(state, {name: checkpoint[name] for name in state})
         shapes = jax.tree.map(lambda x: (np.shape(x), np.asarray(x).dtype), [state, restored])
-        require(shapes[0] == shapes[1], "its checkpoint has arrays of other shapes")
+        require(shapes[0] == shapes[1], "its checkpoint has arrays of different shapes")
         return jax.tree.map(jnp.array, restored), int(checkpoint["global_step"])
 
 
@@ -993,7 +993,7 @@ if __name__ == "__main__":
     keys = jnp.stack([seed_everything(run_args) for run_args in all_args])
     params = jax.eval_shape(init, keys[0])["agent"]["params"]
     weights = sum(x.size for x in jax.tree.leaves(params))
-    use_gpu = args.cuda and num_runs * N * num_agents * weights >= 2**17  # products of a step
+    use_gpu = args.cuda and num_runs * N * num_agents * weights >= 2**17  # multiplications per step
     device = jax.devices()[0] if use_gpu else jax.devices("cpu")[0]
     jax.config.update("jax_default_device", device)
     runs = jax.jit(partial(jax.lax.map, init))(keys)  # vectorized, QR may hang on few cores
@@ -1041,7 +1041,7 @@ if __name__ == "__main__":
         # log
         sps = num_runs * (global_step - start_step) / (time.time() - start_time)  # of all runs
         for number, (run_folder, writer) in enumerate(opened):
-            named = replace(args, env_id=run_folder.name)  # tells which run it was
+            named = replace(args, env_id=run_folder.name)  # so that errors name the run
             check_finite(named, global_step, **take(checked, number))
             scalars = take(metrics, number) | {"charts/SPS": int(sps)}
             known = {name: x for name, x in scalars.items() if not np.isnan(x)}

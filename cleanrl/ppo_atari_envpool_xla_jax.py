@@ -67,7 +67,7 @@ from tqdm import tqdm
 @dataclass
 class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment
-    seed: int = 1  # seed of the weights, the environments and all sampling
+    seed: int = 1  # random seed of the weights, the environments and all sampling
     cuda: bool = True  # use a GPU if there is one
     track: bool = False  # log to Weights & Biases as well
     wandb_project_name: str = "cleanRL"  # W&B project
@@ -77,7 +77,7 @@ class Args:
     checkpoint_interval: int = 100  # iterations between checkpoints
 
     env_id: str = "Breakout-v5"  # EnvPool environment id
-    sticky: bool = False  # sticky actions (probability 0.25), and lives that do not end episodes
+    sticky: bool = False  # sticky actions (probability 0.25); loss of life does not end the episode
     total_timesteps: int = 10_000_000  # environment steps of the whole run
     learning_rate: float = 2.5e-4  # initial learning rate of Adam
     num_envs: int = 8  # parallel environments
@@ -93,7 +93,7 @@ class Args:
     ent_coef: float = 0.01  # entropy coefficient
     vf_coef: float = 0.5  # value loss coefficient
     max_grad_norm: float = 0.5  # maximum gradient norm
-    target_kl: float | None = None  # stop an update early beyond this KL divergence
+    target_kl: float | None = None  # stop the update epochs early above this KL divergence
 
     def check(self):
         """Reject invalid flags before anything is written."""
@@ -104,7 +104,7 @@ class Args:
         require(self.total_timesteps >= batch_size, "total_timesteps is less than one rollout")
         divides_batch = batch_size % self.num_minibatches == 0
         require(divides_batch, f"num_minibatches must divide a rollout of {batch_size} steps")
-        require(not self.capture_video, "no rgb_array rendering of pools for --capture-video")
+        require(not self.capture_video, "pools have no rgb_array rendering for --capture-video")
 
 
 class AtariPool(gym.vector.VectorWrapper):
@@ -120,7 +120,7 @@ class AtariPool(gym.vector.VectorWrapper):
         self.metadata = {"autoreset_mode": next_step, **rendering}
 
     def reset(self, *, seed=None, options=None):
-        if seed is not None:  # a pool takes it only when it is made
+        if seed is not None:  # a pool can only be seeded when it is made
             self.env = self.make_pool(seed=seed)
         self.scores = np.zeros(self.num_envs)
         self.obs, infos = self.env.reset()
@@ -141,7 +141,7 @@ class AtariPool(gym.vector.VectorWrapper):
         return self.recv()
 
     def render(self):
-        """The newest frame of each environment, in the size and the three colors of a video."""
+        """The newest frame of each environment as an enlarged RGB image for videos."""
         frames = self.obs[:, -1, :, :, None]
         return list(frames.repeat(4, axis=1).repeat(4, axis=2).repeat(3, axis=3))
 
@@ -236,7 +236,7 @@ def make_program(args, network):
         return jnp.stack(advantages[::-1])
 
     def minibatch_loss(params, mb):
-        """The rows of steps that only reset an environment have no weight [xla 4]."""
+        """The rows of steps that only reset an environment have zero weight [xla 4]."""
         weights = mb["is_real"] / jnp.maximum(mb["is_real"].sum(), 1)
         log_probs, value = network.apply(params, mb["obs"])
         log_prob = jnp.take_along_axis(log_probs, mb["actions"][:, None], 1).squeeze(1)
@@ -363,7 +363,7 @@ def make_program(args, network):
 
 sys.path.append(os.getcwd())  # --env-id my_envs:MyEnv-v0 finds my_envs.py here
 FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has its interface
+TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has the same API
 interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
 
 
@@ -392,7 +392,7 @@ def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
     """Check the autoreset mode and, for videos, that the environment renders frames."""
     require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
     if args.capture_video:
-        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array to record")
+        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array render mode")
         envs.reset()
         envs.render()  # MuJoCo needs OpenGL, which a server may not have
 
@@ -456,7 +456,7 @@ def seed_everything(args):
 
 
 def make_run_folder(args):
-    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a time that no other run has."""
+    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a unique time."""
     for second in itertools.count(int(time.time())):
         name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
         folder = Path("runs", re.sub(r"[/\\:]", "-", name))
@@ -477,7 +477,7 @@ def lock_run_folder(folder):
 
 
 def open_run(args, device, global_step, **more):
-    """The run folder, with the flags and versions in run.json, and the writer of its curves."""
+    """The run folder, with the flags and versions in run.json, and the writer of its metrics."""
     folder = Path(args.resume or "runs")
     with explain(f"log to {folder}"):
         if args.track:
@@ -513,7 +513,7 @@ def open_run(args, device, global_step, **more):
             names = dict(project=args.wandb_project_name, name=folder.name, resume="allow")
             if TRACKER == "wandb":
                 names |= dict(entity=args.wandb_entity, id=folder.name, reinit="create_new")
-            # in a context of its own, since a process may track many runs
+            # in its own context, since a process may track many runs
             tracker = Context().run(module.init, **names, config=asdict(args))
             atexit.register(tracker.finish)
     signal.signal(signal.SIGINT, interrupt)
@@ -525,7 +525,7 @@ def open_run(args, device, global_step, **more):
 
 
 class Writer:
-    """The curves of one run: TensorBoard events, and a tracker with --track."""
+    """Logs the metrics of one run to TensorBoard and, with --track, to a tracker."""
 
     def __init__(self, folder, tracker, global_step):
         name = f"events.out.tfevents.{time.time():.6f}.{platform.node()}"
@@ -534,7 +534,7 @@ class Writer:
         self.logged_videos = set(folder.glob("videos/*.mp4"))
         self.add_event(file_version="brain.Event:2")
         start = SessionLog(status=SessionLog.START)
-        self.add_event(step=global_step + 1, session_log=start)  # hides what a resume repeats
+        self.add_event(step=global_step + 1, session_log=start)  # hides steps that a resume repeats
 
     def add_event(self, **event):
         self.records.write(Event(wall_time=time.time(), **event).SerializeToString())
@@ -565,7 +565,7 @@ def interrupt(number, frame):
 
 
 def report_crash(args, folder, kind, error, traceback):
-    """Below the traceback, say where the run broke and how to resume it."""
+    """Below the traceback, say where the run failed and how to resume it."""
     error.add_note(f"{args.env_id} failed at step {global_step}, continue with --resume {folder}")
     sys.__excepthook__(kind, error, traceback)
 
@@ -592,7 +592,7 @@ class RecordVideo(gym.wrappers.vector.RecordVideo):
 
 
 def save_checkpoint(folder, state, global_step):
-    """Write a new file, then rename it: never an incomplete one. Stops if interrupted."""
+    """Write a new file, then rename it, so that none is incomplete. Stops if interrupted."""
     checkpoint = {"global_step": global_step} | to_state_dict(jax.device_get(state))
     checkpoint["args"] = json.loads((folder / "run.json").read_text())["args"]
     path = folder / "checkpoint.tmp"
@@ -627,7 +627,7 @@ def restore_checkpoint(args, state):
         require_finite_weights(checkpoint)
         restored = from_state_dict(state, {name: checkpoint[name] for name in state})
         shapes = jax.tree.map(lambda x: (np.shape(x), np.asarray(x).dtype), [state, restored])
-        require(shapes[0] == shapes[1], "its checkpoint has arrays of other shapes")
+        require(shapes[0] == shapes[1], "its checkpoint has arrays of different shapes")
         return jax.tree.map(jnp.array, restored), int(checkpoint["global_step"])
 
 
@@ -668,7 +668,7 @@ if __name__ == "__main__":
     program = jax.jit(partial(iterate, step), donate_argnums=0)
     program = program.lower(agent, world, global_step // (T * N)).compile()
     last_games = deque(maxlen=20)
-    start_time = time.time()  # when all is compiled [xla 6]
+    start_time = time.time()  # after compilation [xla 6]
     progress = tqdm(initial=global_step, total=num_iterations * T * N, unit="step", unit_scale=True)
 
     for iteration in range(global_step // (T * N), num_iterations):

@@ -6,7 +6,7 @@
 #     "wandb>=0.22",
 # ]
 # ///
-"""Proximal Policy Optimization (PPO) for Atari games, trained by several processes together.
+"""Proximal Policy Optimization (PPO) for Atari games, data-parallel over several processes.
 
     torchrun --nproc-per-node 2 cleanrl/ppo_atari_multigpu.py --local-num-envs 4
     torchrun --nproc-per-node 2 cleanrl/ppo_atari_multigpu.py --device-ids 0 0   # on one GPU
@@ -61,10 +61,10 @@ from tqdm import tqdm
 @dataclass
 class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment
-    seed: int = 1  # seed of the weights, the environments and all sampling
+    seed: int = 1  # random seed of the weights, the environments and all sampling
     torch_deterministic: bool = True  # use deterministic PyTorch algorithms
     cuda: bool = True  # use a GPU if there is one
-    device_ids: tuple[int, ...] = ()  # GPU of each process on a machine; by default, in turn
+    device_ids: tuple[int, ...] = ()  # GPU of each process on a machine; round-robin by default
     backend: Literal["gloo", "nccl"] = "gloo"  # exchanges gradients; nccl needs a GPU per process
     track: bool = False  # log to Weights & Biases as well
     wandb_project_name: str = "cleanRL"  # W&B project
@@ -74,7 +74,7 @@ class Args:
     checkpoint_interval: int = 100  # iterations between checkpoints
 
     env_id: str = "BreakoutNoFrameskip-v4"  # Gymnasium environment id, also ALE/Breakout-v5
-    sticky: bool = False  # sticky actions (probability 0.25), and lives that do not end episodes
+    sticky: bool = False  # sticky actions (probability 0.25); loss of life does not end the episode
     total_timesteps: int = 10_000_000  # environment steps of the whole run
     learning_rate: float = 2.5e-4  # initial learning rate of Adam
     local_num_envs: int = 8  # parallel environments of each process
@@ -90,7 +90,7 @@ class Args:
     ent_coef: float = 0.01  # entropy coefficient
     vf_coef: float = 0.5  # value loss coefficient
     max_grad_norm: float = 0.5  # maximum gradient norm
-    target_kl: float | None = None  # stop an update early beyond this KL divergence
+    target_kl: float | None = None  # stop the update epochs early above this KL divergence
 
     def check(self):
         """Reject invalid flags before anything is written."""
@@ -126,7 +126,7 @@ class AtariLives(gym.vector.VectorWrapper):
         return self.obs, rewards, terminated | self.lost, truncated, infos
 
     def render(self):
-        """The newest frame of each environment, in the size and the three colors of a video."""
+        """The newest frame of each environment as an enlarged RGB image for videos."""
         frames = self.obs[:, -1, :, :, None]
         return list(frames.repeat(4, axis=1).repeat(4, axis=2).repeat(3, axis=3))
 
@@ -134,7 +134,7 @@ class AtariLives(gym.vector.VectorWrapper):
 def make_envs(args, num_envs, render_mode=None):
     gym.register_envs(ale_py)
     env_id = args.env_id
-    if env_id.endswith("NoFrameskip-v4"):  # the classic ids: what they stand for is set below
+    if env_id.endswith("NoFrameskip-v4"):  # the classic ids: their preprocessing is set below
         env_id = f"ALE/{env_id.removesuffix('NoFrameskip-v4')}-v5"
     start = dict(noop_max=30, use_fire_reset=True)  # [atari 1, 4]
     frames = dict(frameskip=4, maxpool=True, stack_num=4)  # [atari 2, 7]
@@ -213,7 +213,7 @@ def parse_first_args():
 
 
 def share_envs(args, world_size):
-    """The number of all environments, which a resumed run keeps [multigpu 9]."""
+    """The total number of environments, which a resumed run keeps [multigpu 9]."""
     num_envs = args.local_num_envs * world_size  # [multigpu 1]
     if args.resume:
         run = json.loads(Path(args.resume, "run.json").read_text())
@@ -258,14 +258,14 @@ def connect(message=None):
 
 
 def together(group, operation, *args):
-    """An operation of all processes. If one is lost, the others end with one line [multigpu 10]."""
+    """A collective operation. If a process is lost, the others exit with one line [multigpu 10]."""
     if group is None:
         return
     try:
         operation(*args, group=group)
     except RuntimeError as error:
         reason = str(error).splitlines()[0].split("] ", 1)[-1].split(". ")[0]  # no source lines
-        lost = f"process {dist.get_rank()} has lost another one ({reason})"
+        lost = f"process {dist.get_rank()} has lost another process ({reason})"
         raise SystemExit(f"\n{lost}, continue with --resume") from None
 
 
@@ -302,11 +302,11 @@ def unpack(data, modules):
 
 sys.path.append(os.getcwd())  # --env-id my_envs:MyEnv-v0 finds my_envs.py here
 FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has its interface
+TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has the same API
 interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
 NUMPY = [np.ndarray, np.dtype, np._core.multiarray._reconstruct, np._core.multiarray.scalar]
 NUMPY += [type(np.dtype(code)) for code in "?bBhHiIlLefd"]
-torch.serialization.add_safe_globals(NUMPY)  # NumPy arrays and scalars fit into a checkpoint
+torch.serialization.add_safe_globals(NUMPY)  # checkpoints may hold NumPy arrays and scalars
 
 
 def require(condition, message):
@@ -334,7 +334,7 @@ def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
     """Check the autoreset mode and, for videos, that the environment renders frames."""
     require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
     if args.capture_video:
-        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array to record")
+        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array render mode")
         envs.reset()
         envs.render()  # MuJoCo needs OpenGL, which a server may not have
 
@@ -401,7 +401,7 @@ def seed_everything(args):
 
 
 def make_run_folder(args):
-    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a time that no other run has."""
+    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a unique time."""
     for second in itertools.count(int(time.time())):
         name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
         folder = Path("runs", re.sub(r"[/\\:]", "-", name))
@@ -464,7 +464,7 @@ def open_run(args, device, global_step, **more):
     print(f"run folder: {folder}")
     print(f"device: {device}, {torch.get_num_threads()} CPU threads", flush=True)
     writer = TrackioWriter if args.track and TRACKER == "trackio" else SummaryWriter
-    return folder, writer(folder, purge_step=global_step + 1)  # hides what a resume repeats
+    return folder, writer(folder, purge_step=global_step + 1)  # hides steps that a resume repeats
 
 
 class TrackioWriter(SummaryWriter):
@@ -483,7 +483,7 @@ def interrupt(number, frame):
 
 
 def report_crash(args, folder, kind, error, traceback):
-    """Below the traceback, say where the run broke and how to resume it."""
+    """Below the traceback, say where the run failed and how to resume it."""
     error.add_note(f"{args.env_id} failed at step {global_step}, continue with --resume {folder}")
     sys.__excepthook__(kind, error, traceback)
 
@@ -518,7 +518,7 @@ def log_videos(folder, logged, global_step):
 
 
 def save_checkpoint(folder, modules, global_step):
-    """Write a new file, then rename it: never an incomplete one. Stops if interrupted."""
+    """Write a new file, then rename it, so that none is incomplete. Stops if interrupted."""
     checkpoint = {name: module.state_dict() for name, module in modules.items()}
     checkpoint["args"] = json.loads((folder / "run.json").read_text())["args"]
     checkpoint["global_step"] = global_step
@@ -572,16 +572,16 @@ if __name__ == "__main__":
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    processes = None  # the group that works together, if there are several
+    processes = None  # the process group, if there is more than one process
     if rank == 0:
         passed, args = parse_first_args()
         with explain("run with these flags"):
             num_envs = share_envs(args, world_size)
-    else:  # wait until the first process has checked everything, so that it alone complains
+    else:  # wait until the first process has checked everything, so that only it reports errors
         first, processes = connect()
         passed, args, num_envs = first["passed"], first["args"], first["num_envs"]
         if tyro.cli(Args, args=command_line()) != passed:
-            raise SystemExit(f"process {rank} was started with other flags than process 0")
+            raise SystemExit(f"process {rank} was started with different flags than process 0")
     N = num_envs // world_size  # environments of this process
     with explain("run on these devices"):
         device = choose_device(passed, local_rank, local_world_size)
@@ -606,7 +606,7 @@ if __name__ == "__main__":
     optimizer = torch.optim.Adam(agent.parameters(), **adam)
     random_states = RandomStates()
     modules = {"agent": agent, "optimizer": optimizer, "random_states": random_states}
-    if rank == 0:  # the others get its weights [multigpu 2]; it alone writes [multigpu 8]
+    if rank == 0:  # the others get its weights [multigpu 2]; only it writes [multigpu 8]
         global_step = restore_checkpoint(args, modules)
         run_folder, writer = open_run(args, device, global_step, world_size=world_size)
         logged_videos = set(run_folder.glob("videos/*.mp4"))
@@ -622,7 +622,7 @@ if __name__ == "__main__":
     own_seed = np.random.SeedSequence((args.seed, global_step, rank)).generate_state(1)[0] >> 2
     if rank < len(random_states.rng):
         torch.set_rng_state(random_states.rng[rank])
-    elif rank > 0:  # random numbers of its own [multigpu 3]
+    elif rank > 0:  # its own random numbers [multigpu 3]
         torch.manual_seed(int(own_seed))
     if use_cuda and rank < len(random_states.cuda_rng):
         torch.cuda.set_rng_state(random_states.cuda_rng[rank])
@@ -633,7 +633,7 @@ if __name__ == "__main__":
     is_last = np.zeros((T + 1, N), dtype=bool)
     actions = np.zeros((T, N), dtype=np.int64)
     old_log_probs = np.zeros((T, N), dtype=np.float32)
-    values = np.zeros((T + 1, N), dtype=np.float32)  # by the same pass of the network as actions
+    values = np.zeros((T + 1, N), dtype=np.float32)  # from the same forward pass as actions
     rewards = np.zeros((T, N), dtype=np.float32)
     terminated = np.zeros((T, N), dtype=bool)
     num_iterations = args.total_timesteps // (T * num_envs)
@@ -708,7 +708,7 @@ if __name__ == "__main__":
                 if args.norm_adv:  # [core 7]
                     adv = (adv - mean) / (std + 1e-8)
 
-                # means over the rows of all processes: this is one's share of them [multigpu 5]
+                # means over the rows of all processes: this process adds its share [multigpu 5]
                 clipped_ratio = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
                 policy_loss = -torch.min(adv * ratio, adv * clipped_ratio).sum() / count  # [core 8]
                 value_error = (value - b_returns[mb]) ** 2

@@ -54,7 +54,7 @@ from tqdm import tqdm
 @dataclass
 class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment
-    seed: int = 1  # seed of the weights, the environments and all sampling
+    seed: int = 1  # random seed of the weights, the environments and all sampling
     torch_deterministic: bool = True  # use deterministic PyTorch algorithms
     cuda: bool = True  # use a GPU, if there is one, for the environments and the networks
     track: bool = False  # log to Weights & Biases as well
@@ -81,7 +81,7 @@ class Args:
     ent_coef: float = 0.0  # entropy coefficient
     vf_coef: float = 2.0  # value loss coefficient
     max_grad_norm: float = 1.0  # maximum gradient norm
-    target_kl: float | None = None  # stop an update early beyond this KL divergence
+    target_kl: float | None = None  # stop the update epochs early above this KL divergence
     reward_scaler: float = 1.0  # scale of the rewards for learning
 
     def check(self):
@@ -96,7 +96,7 @@ class Args:
 
 
 class BraxEnvs:
-    """Brax in the form of Isaac Lab: stepped by JAX, shared with PyTorch by DLPack [isaac 5]."""
+    """Brax with Isaac Lab's API: stepped by JAX, shared with PyTorch by DLPack [isaac 5]."""
 
     def __init__(self, name, num_envs, device, episode_length=1000):
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leaves GPU memory to us
@@ -119,7 +119,7 @@ class BraxEnvs:
         env = brax.envs.get_environment(name, backend="spring")
 
         def observe(state):
-            """Observations, rewards and ends; a diverged simulation terminates."""
+            """Observations, rewards and terminations; a diverged simulation terminates."""
             obs = (
                 state.obs["state"] if isinstance(state.obs, dict) else state.obs
             )  # not the critic's
@@ -134,7 +134,7 @@ class BraxEnvs:
             return (state, jnp.zeros(num_envs, dtype=jnp.int32)), observe(state)[0]
 
         def advance(key, number, world, pool, actions):
-            """One step; episodes of a pool, in random order, replace those that end in it."""
+            """One step; episodes that end are replaced by episodes of a pool, in random order."""
             state, lengths = world
             state, lengths = jax.vmap(env.step)(state, actions), lengths + 1
             final_obs, rewards, terminated = observe(state)
@@ -184,7 +184,7 @@ class BraxEnvs:
 
 
 class TensorEnvs(gym.vector.VectorEnv):
-    """Environments in the form of Isaac Lab, whose tensors stay on their device [isaac 1].
+    """Environments with Isaac Lab's API, whose tensors stay on their device [isaac 1].
 
     A step that ends an episode returns the first observation of the next one.
     """
@@ -200,7 +200,7 @@ class TensorEnvs(gym.vector.VectorEnv):
         obs_shape = getattr(groups.get(self.group), "shape", None) or ()
         self.single_observation_space = gym.spaces.Box(-np.inf, np.inf, obs_shape)
         self.single_action_space = env.single_action_space
-        if hasattr(env.single_action_space, "low"):  # mjlab has a Box of its own
+        if hasattr(env.single_action_space, "low"):  # mjlab has its own Box class
             shape = env.single_action_space.shape
             low = np.broadcast_to(np.float32(env.single_action_space.low), shape)
             high = np.broadcast_to(np.float32(env.single_action_space.high), shape)
@@ -265,7 +265,7 @@ def make_isaac_lab(env_id, num_envs, seed, device, render_mode):
         atexit.register(app.close)
         importlib.import_module("isaaclab_tasks")  # only where the app runs
     make_cfg = gym.spec(env_id).kwargs.get("env_cfg_entry_point")
-    require(make_cfg, "it is not registered with an env_cfg_entry_point, as those of Isaac Lab are")
+    require(make_cfg, "it is not registered with an env_cfg_entry_point, as Isaac Lab's tasks are")
     if isinstance(make_cfg, str):
         make_cfg = gym.envs.registration.load_env_creator(make_cfg)
     cfg = make_cfg()
@@ -282,7 +282,7 @@ def make_envs(args, num_envs, render_mode=None):
     for module in modules:  # which register it
         importlib.import_module(module)
     if render_mode:
-        importlib.import_module("moviepy")  # may be missing beside mjlab
+        importlib.import_module("moviepy")  # may not be installed with mjlab
     settings = num_envs, args.seed % 2**31, device, render_mode
     if env_id.startswith("brax/"):
         with installed_with("pip install -r requirements/requirements-brax.txt"):
@@ -291,7 +291,7 @@ def make_envs(args, num_envs, render_mode=None):
         with installed_with("pip install -r requirements/mjlab.in"):
             env = make_mjlab(env_id, *settings).unwrapped
     else:
-        with installed_with("install Isaac Lab by the instructions of NVIDIA"):
+        with installed_with("install Isaac Lab as NVIDIA's instructions say"):
             env = make_isaac_lab(env_id, *settings).unwrapped
     return TensorEnvs(env, render_mode)
 
@@ -313,7 +313,7 @@ def mlp(in_dim, out_dim, gain):
 
 
 class RunningMoments(nn.Module):
-    """Mean and variance of all rows so far, in buffers, which checkpoints hold."""
+    """Mean and variance of all rows so far, in buffers, which checkpoints include."""
 
     def __init__(self, shape):
         super().__init__()
@@ -386,11 +386,11 @@ def load_policy(checkpoint, envs, deterministic=False):
 
 sys.path.append(os.getcwd())  # --env-id my_envs:MyEnv-v0 finds my_envs.py here
 FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has its interface
+TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has the same API
 interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
 NUMPY = [np.ndarray, np.dtype, np._core.multiarray._reconstruct, np._core.multiarray.scalar]
 NUMPY += [type(np.dtype(code)) for code in "?bBhHiIlLefd"]
-torch.serialization.add_safe_globals(NUMPY)  # NumPy arrays and scalars fit into a checkpoint
+torch.serialization.add_safe_globals(NUMPY)  # checkpoints may hold NumPy arrays and scalars
 
 
 def require(condition, message):
@@ -418,7 +418,7 @@ def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
     """Check the autoreset mode and, for videos, that the environment renders frames."""
     require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
     if args.capture_video:
-        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array to record")
+        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array render mode")
         envs.reset()
         envs.render()  # MuJoCo needs OpenGL, which a server may not have
 
@@ -485,7 +485,7 @@ def seed_everything(args):
 
 
 def make_run_folder(args):
-    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a time that no other run has."""
+    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a unique time."""
     for second in itertools.count(int(time.time())):
         name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
         folder = Path("runs", re.sub(r"[/\\:]", "-", name))
@@ -548,7 +548,7 @@ def open_run(args, device, global_step, **more):
     print(f"run folder: {folder}")
     print(f"device: {device}, {torch.get_num_threads()} CPU threads", flush=True)
     writer = TrackioWriter if args.track and TRACKER == "trackio" else SummaryWriter
-    return folder, writer(folder, purge_step=global_step + 1)  # hides what a resume repeats
+    return folder, writer(folder, purge_step=global_step + 1)  # hides steps that a resume repeats
 
 
 class TrackioWriter(SummaryWriter):
@@ -567,7 +567,7 @@ def interrupt(number, frame):
 
 
 def report_crash(args, folder, kind, error, traceback):
-    """Below the traceback, say where the run broke and how to resume it."""
+    """Below the traceback, say where the run failed and how to resume it."""
     error.add_note(f"{args.env_id} failed at step {global_step}, continue with --resume {folder}")
     sys.__excepthook__(kind, error, traceback)
 
@@ -602,7 +602,7 @@ def log_videos(folder, logged, global_step):
 
 
 def save_checkpoint(folder, modules, global_step):
-    """Write a new file, then rename it: never an incomplete one. Stops if interrupted."""
+    """Write a new file, then rename it, so that none is incomplete. Stops if interrupted."""
     checkpoint = {name: module.state_dict() for name, module in modules.items()}
     checkpoint["args"] = json.loads((folder / "run.json").read_text())["args"]
     checkpoint["global_step"] = global_step
@@ -663,7 +663,7 @@ if __name__ == "__main__":
         require_memory(8 * args.num_envs * args.num_steps * math.prod(obs_space.shape))
 
     seed_everything(args)
-    torch.use_deterministic_algorithms(args.torch_deterministic, warn_only=True)  # of simulators
+    torch.use_deterministic_algorithms(args.torch_deterministic, warn_only=True)  # for simulators
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the initial weights do not depend on the number of cores
     agent = Agent(envs)
@@ -721,7 +721,7 @@ if __name__ == "__main__":
             raw_obs, raw_rewards, terminated[t], _, infos = envs.step(actions[t])
             obs[t + 1] = agent.normalize(raw_obs, update=True)
             last_obs[t] = obs[t]
-            if "final_obs" in infos:  # or the observation before stands in for it [isaac 2]
+            if "final_obs" in infos:  # otherwise the previous observation is used [isaac 2]
                 last_obs[t] = agent.normalize(infos["final_obs"])
             rewards[t] = raw_rewards * args.reward_scaler  # [isaac 3]
             is_over[t] = infos["_episode"]
@@ -798,14 +798,14 @@ if __name__ == "__main__":
             "losses/clipfrac": torch.stack(clipfracs).mean(),
             "losses/explained_variance": 1 - (b_returns - b_values).var() / b_returns.var(),
         }
-        successes = infos.get("log", {}).get("consecutive_successes")  # of hands that turn things
+        successes = infos.get("log", {}).get("consecutive_successes")  # of hands that turn objects
         if successes is not None:
             successes = torch.as_tensor(successes, dtype=torch.float32, device=device)
             tensors["charts/consecutive_successes"] = successes
         scalars = dict(zip(tensors, torch.stack(list(tensors.values())).tolist(), strict=True))
         checked = {name: scalars.pop(name) for name in ("observation", "reward", "loss")}
         check_finite(args, global_step, **checked)
-        if checked["observation"] > 1e6:  # a single one would ruin the moments for good
+        if checked["observation"] > 1e6:  # a single one would ruin the moments permanently
             largest = f"{checked['observation']:g}, more than 1e6"
             raise SystemExit(f"observation of {args.env_id} at step {global_step}: {largest}")
         scalars["charts/learning_rate"] = optimizer.param_groups[0]["lr"]

@@ -6,12 +6,12 @@
 #     "pydantic>=2.11", "six", "tensorboard>=2.20", "tqdm>=4.67", "tyro>=1.0", "wandb>=0.22",
 # ]
 # ///
-"""Proximal Policy Optimization (PPO) for continuous actions, compiled together with its robots.
+"""Proximal Policy Optimization (PPO) for continuous actions, compiled together with the simulation.
 
-    uv run cleanrl/ppo_continuous_action_jax.py                    # 4096 Ants of Brax, on a GPU
+    uv run cleanrl/ppo_continuous_action_jax.py                    # 4096 Brax Ants, on a GPU
     uv run cleanrl/ppo_continuous_action_jax.py --env-id playground/CheetahRun
     uv run cleanrl/ppo_continuous_action_jax.py --num-seeds 4      # four runs side by side
-    uv run cleanrl/ppo_continuous_action_jax.py --resume runs/<run>   # and all trained beside it
+    uv run cleanrl/ppo_continuous_action_jax.py --resume runs/<run>   # and all runs alongside
     tensorboard --logdir runs
 
 Tags such as [core 5] refer to the implementation details in
@@ -63,9 +63,9 @@ from tqdm import tqdm
 @dataclass
 class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment
-    seed: int = 1  # seed of the weights, the environments and all sampling
-    num_seeds: int = 1  # runs to train side by side, with seeds from seed on
-    sweep: tuple[str, ...] = ()  # values to combine, such as learning_rate=1e-4,1e-3 gamma=0.9,0.99
+    seed: int = 1  # random seed of the weights, the environments and all sampling
+    num_seeds: int = 1  # runs to train in parallel, with consecutive seeds starting at seed
+    sweep: tuple[str, ...] = ()  # grid of values, such as learning_rate=1e-4,1e-3 gamma=0.9,0.99
     cuda: bool = True  # use a GPU if there is one
     track: bool = False  # log to Weights & Biases as well
     wandb_project_name: str = "cleanRL"  # W&B project
@@ -73,11 +73,11 @@ class Args:
     capture_video: bool = False  # record an episode at each checkpoint to runs/<run>/videos
     resume: str | None = None  # folder of an interrupted run to continue with its own flags
     checkpoint_interval: int = 100  # iterations between checkpoints
-    log_interval: int = 16  # iterations in one call of the program, at most
+    log_interval: int = 16  # maximum number of iterations per call of the compiled program
 
     env_id: str = "brax/ant"  # brax/... or playground/...; module:id imports the module first
     physics: str | None = None  # Brax: spring, positional, generalized, mjx; Playground: jax, warp
-    episode_length: int | None = None  # maximum episode length, if not the environment's own
+    episode_length: int | None = None  # maximum episode length; by default, the environment's own
     total_timesteps: int = 50_000_000  # environment steps of the whole run
     learning_rate: float = 3e-4  # initial learning rate of Adam
     num_envs: int = 4096  # parallel environments
@@ -123,7 +123,7 @@ def expand_sweep(args):
         require(name in SWEEPABLE, f"sweep takes {', '.join(SWEEPABLE)}, not {name}")
         require(name not in choices, f"sweep has {name} twice")
         choices[name] = [float(value) for value in values.split(",")]
-        require(all(map(math.isfinite, choices[name])), f"sweep has {item}")
+        require(all(map(math.isfinite, choices[name])), f"sweep needs finite values, not {item}")
     all_args = []
     for combination in itertools.product(*choices.values()):
         values = dict(zip(choices, combination, strict=True))
@@ -135,9 +135,9 @@ def expand_sweep(args):
 
 
 def gather_batch(args):
-    """The flags of the run to resume and of all that were trained side by side with it, in order.
+    """The flags of the run to resume and of all runs trained in parallel with it, in order.
 
-    If the program died between two of their checkpoints, only those at the same step are."""
+    If the program died between two of their checkpoints, only of those at the same step."""
     folder = Path(args.resume).resolve()
     batch = json.loads((folder / "run.json").read_text())["batch"]
     step = last_step(folder)
@@ -167,12 +167,12 @@ def add_up(forces, links, num_links):
 
 
 def make_env(args):
-    """An environment in the form that Brax and Playground share, and the limit of its episodes."""
+    """An environment with the API that Brax and Playground share, and its time limit."""
     *modules, env_id = args.env_id.split(":")
     for module in modules:
         importlib.import_module(module)
     library, _, name = env_id.partition("/")
-    require(library in ("brax", "playground"), "an id begins with brax/ or playground/")
+    require(library in ("brax", "playground"), "env_id must start with brax/ or playground/")
     if library == "brax":
         flags = os.environ.setdefault("XLA_FLAGS", "")  # [physics 5] the same bits on a GPU, too
         if args.physics != "positional" and "deterministic" not in flags:
@@ -192,7 +192,7 @@ def make_env(args):
     return env, args.episode_length or max_episode_steps
 
 
-LARGEST = 1e5  # observation or reward of a robot; one of 1e6 would outweigh all others' moments
+LARGEST = 1e5  # observation or reward of a robot; a single 1e6 would dominate the moments
 
 
 def look(state):
@@ -201,14 +201,14 @@ def look(state):
     If the simulation diverges, the episode terminates with a reward of 0 [physics 3]."""
     obs = state.obs
     if isinstance(obs, dict):
-        obs = obs["state"]  # the rest is meant for a critic that sees more than the policy
-    is_sane = (jnp.abs(obs) < LARGEST).all(-1) & (jnp.abs(state.reward) < LARGEST)  # NaN is not
+        obs = obs["state"]  # the rest is privileged information for a critic
+    is_sane = (jnp.abs(obs) < LARGEST).all(-1) & (jnp.abs(state.reward) < LARGEST)  # False for NaN
     reward = jnp.where(is_sane, state.reward, 0)
     return obs, reward, ~is_sane | (state.done > 0)
 
 
 class GymEnv(gym.Env):
-    """The environment in Gymnasium's form."""
+    """The environment with Gymnasium's API."""
 
     def __init__(self, env, render_mode):
         self.reset_state = jax.jit(env.reset)
@@ -218,7 +218,7 @@ class GymEnv(gym.Env):
         obs, _, _ = jax.eval_shape(look, state)
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, obs.shape)
         self.action_space = gym.spaces.Box(-1, 1, (env.action_size,))
-        self.model = getattr(getattr(env, "sys", env), "mj_model", None)  # which MuJoCo can draw
+        self.model = getattr(getattr(env, "sys", env), "mj_model", None)  # which MuJoCo can render
         if self.model is not None:
             fps = round(1 / float(env.dt))
             self.metadata = {"render_modes": ["rgb_array"], "render_fps": fps}
@@ -347,7 +347,7 @@ def load_policy(checkpoint, envs, deterministic=False):
 
 
 def draw_orders(key, num_orders, size):
-    """Random orders of all rows, by one sort: the last bits of each number are its row.
+    """Random permutations of all rows by one sort: the last bits of each number are its row.
 
     check() leaves enough other bits that ties, which keep their order, are rare."""
     row_bits = (size - 1).bit_length()
@@ -511,7 +511,7 @@ def make_program(args, env, max_episode_steps):
         world, rollout = collect(run, noise_key, place_key, reset_key)
         episodes = rollout["episodes"]
 
-        # normalize by the moments that acted, then update them [physics 4]
+        # normalize with the moments used for acting, then update them [physics 4]
         obs = normalize(obs_moments, rollout["obs"])
         next_obs = normalize(obs_moments, rollout["next_obs"])
         checked = dict(observation=rollout["obs"])
@@ -581,7 +581,7 @@ def take(runs, number):
 
 
 def side_by_side(train_run, num_runs):
-    """Train all runs at once; one alone is faster without an axis for runs."""
+    """Train all runs at once; a single run is faster without an axis for runs."""
 
     def train_alone(*stacked):
         results = train_run(*take(stacked, 0))
@@ -629,7 +629,7 @@ def record_episode(envs, policy, seed, run_folder, global_step):
 
 sys.path.append(os.getcwd())  # --env-id my_envs:MyEnv-v0 finds my_envs.py here
 FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has its interface
+TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has the same API
 interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
 
 
@@ -658,7 +658,7 @@ def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
     """Check the autoreset mode and, for videos, that the environment renders frames."""
     require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
     if args.capture_video:
-        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array to record")
+        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array render mode")
         envs.reset()
         envs.render()  # MuJoCo needs OpenGL, which a server may not have
 
@@ -722,7 +722,7 @@ def seed_everything(args):
 
 
 def make_run_folder(args):
-    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a time that no other run has."""
+    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a unique time."""
     for second in itertools.count(int(time.time())):
         name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
         folder = Path("runs", re.sub(r"[/\\:]", "-", name))
@@ -743,7 +743,7 @@ def lock_run_folder(folder):
 
 
 def open_run(args, device, global_step, **more):
-    """The run folder, with the flags and versions in run.json, and the writer of its curves."""
+    """The run folder, with the flags and versions in run.json, and the writer of its metrics."""
     folder = Path(args.resume or "runs")
     with explain(f"log to {folder}"):
         if args.track:
@@ -779,7 +779,7 @@ def open_run(args, device, global_step, **more):
             names = dict(project=args.wandb_project_name, name=folder.name, resume="allow")
             if TRACKER == "wandb":
                 names |= dict(entity=args.wandb_entity, id=folder.name, reinit="create_new")
-            # in a context of its own, since a process may track many runs
+            # in its own context, since a process may track many runs
             tracker = Context().run(module.init, **names, config=asdict(args))
             atexit.register(tracker.finish)
     signal.signal(signal.SIGINT, interrupt)
@@ -791,7 +791,7 @@ def open_run(args, device, global_step, **more):
 
 
 class Writer:
-    """The curves of one run: TensorBoard events, and a tracker with --track."""
+    """Logs the metrics of one run to TensorBoard and, with --track, to a tracker."""
 
     def __init__(self, folder, tracker, global_step):
         name = f"events.out.tfevents.{time.time():.6f}.{platform.node()}"
@@ -800,7 +800,7 @@ class Writer:
         self.logged_videos = set(folder.glob("videos/*.mp4"))
         self.add_event(file_version="brain.Event:2")
         start = SessionLog(status=SessionLog.START)
-        self.add_event(step=global_step + 1, session_log=start)  # hides what a resume repeats
+        self.add_event(step=global_step + 1, session_log=start)  # hides steps that a resume repeats
 
     def add_event(self, **event):
         self.records.write(Event(wall_time=time.time(), **event).SerializeToString())
@@ -831,7 +831,7 @@ def interrupt(number, frame):
 
 
 def report_crash(args, folder, kind, error, traceback):
-    """Below the traceback, say where the run broke and how to resume it."""
+    """Below the traceback, say where the run failed and how to resume it."""
     error.add_note(f"{args.env_id} failed at step {global_step}, continue with --resume {folder}")
     sys.__excepthook__(kind, error, traceback)
 
@@ -858,7 +858,7 @@ class RecordVideo(gym.wrappers.vector.RecordVideo):
 
 
 def save_checkpoint(folder, state, global_step):
-    """Write a new file, then rename it: never an incomplete one. Stops if interrupted."""
+    """Write a new file, then rename it, so that none is incomplete. Stops if interrupted."""
     checkpoint = {"global_step": global_step} | to_state_dict(jax.device_get(state))
     checkpoint["args"] = json.loads((folder / "run.json").read_text())["args"]
     path = folder / "checkpoint.tmp"
@@ -893,7 +893,7 @@ def restore_checkpoint(args, state):
         require_finite_weights(checkpoint)
         restored = from_state_dict(state, {name: checkpoint[name] for name in state})
         shapes = jax.tree.map(lambda x: (np.shape(x), np.asarray(x).dtype), [state, restored])
-        require(shapes[0] == shapes[1], "its checkpoint has arrays of other shapes")
+        require(shapes[0] == shapes[1], "its checkpoint has arrays of different shapes")
         return jax.tree.map(jnp.array, restored), int(checkpoint["global_step"])
 
 
@@ -970,7 +970,7 @@ if __name__ == "__main__":
         # log
         sps = num_runs * (global_step - start_step) / (time.time() - start_time)  # of all runs
         for number, (run_folder, writer) in enumerate(opened):
-            named = replace(args, env_id=run_folder.name)  # tells which run it was
+            named = replace(args, env_id=run_folder.name)  # so that errors name the run
             check_finite(named, global_step, **take(checked, number))
             scalars = take(metrics, number) | {"charts/SPS": int(sps)}
             known = {name: x for name, x in scalars.items() if not np.isnan(x)}

@@ -12,7 +12,7 @@
     uv run cleanrl/ppo_jax.py --num-seeds 16                 # sixteen runs side by side
     uv run cleanrl/ppo_jax.py --sweep learning_rate=1e-4,3e-4,1e-3 ent_coef=0,0.01
     uv run cleanrl/ppo_jax.py --env-id Breakout-MinAtar --num-envs 64 --total-timesteps 10000000
-    uv run cleanrl/ppo_jax.py --resume runs/<run>            # with all runs trained beside it
+    uv run cleanrl/ppo_jax.py --resume runs/<run>            # and all runs trained alongside
     tensorboard --logdir runs
 
 Tags such as [core 5] refer to the implementation details in docs/rl-algorithms/ppo.md.
@@ -69,23 +69,23 @@ from tqdm import tqdm
 @dataclass
 class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment
-    seed: int = 1  # seed of the weights, the environments and all sampling
-    num_seeds: int = 1  # runs to train side by side, with seeds from seed on
-    sweep: tuple[str, ...] = ()  # values to combine, such as learning_rate=1e-4,1e-3 gamma=0.9,0.99
-    cuda: bool = True  # use a GPU where the networks are large enough to gain from it
+    seed: int = 1  # random seed of the weights, the environments and all sampling
+    num_seeds: int = 1  # runs to train in parallel, with consecutive seeds starting at seed
+    sweep: tuple[str, ...] = ()  # grid of values, such as learning_rate=1e-4,1e-3 gamma=0.9,0.99
+    cuda: bool = True  # use a GPU if the networks are large enough to benefit from it
     track: bool = False  # log to Weights & Biases as well
     wandb_project_name: str = "cleanRL"  # W&B project
     wandb_entity: str | None = None  # W&B team
     capture_video: bool = False  # record an episode at each checkpoint to runs/<run>/videos
     resume: str | None = None  # folder of an interrupted run to continue with its own flags
     checkpoint_interval: int = 100  # iterations between checkpoints
-    log_interval: int = 16  # iterations in one call of the program, at most
+    log_interval: int = 16  # maximum number of iterations per call of the compiled program
 
     env_id: str = "CartPole-v1"  # gymnax environment id; module:id imports the module first
     total_timesteps: int = 500_000  # environment steps of the whole run
     learning_rate: float = 2.5e-4  # initial learning rate of Adam
     num_envs: int = 4  # parallel environments
-    reset_ratio: int = 1  # environments per new world drawn in each step; 16 for Craftax
+    reset_ratio: int = 1  # environments per world generated for resets in each step; 16 for Craftax
     num_steps: int = 128  # rollout length of each environment
     anneal_lr: bool = True  # anneal the learning rate linearly to 0
     gamma: float = 0.99  # discount factor
@@ -124,7 +124,7 @@ def expand_sweep(args):
         require(name in SWEEPABLE, f"sweep takes {', '.join(SWEEPABLE)}, not {name}")
         require(name not in choices, f"sweep has {name} twice")
         choices[name] = [float(value) for value in values.split(",")]
-        require(all(map(math.isfinite, choices[name])), f"sweep has {item}")
+        require(all(map(math.isfinite, choices[name])), f"sweep needs finite values, not {item}")
     all_args = []
     for combination in itertools.product(*choices.values()):
         values = dict(zip(choices, combination, strict=True))
@@ -136,9 +136,9 @@ def expand_sweep(args):
 
 
 def gather_batch(args):
-    """The flags of the run to resume and of all that were trained side by side with it, in order.
+    """The flags of the run to resume and of all runs trained in parallel with it, in order.
 
-    If the program died between two of their checkpoints, only those at the same step are."""
+    If the program died between two of their checkpoints, only of those at the same step."""
     folder = Path(args.resume).resolve()
     batch = json.loads((folder / "run.json").read_text())["batch"]
     step = last_step(folder)
@@ -165,7 +165,7 @@ class Craftax(Environment):
     """Craftax with gymnax's interface; its time limit truncates an episode."""
 
     def __init__(self, env_id):
-        craftax = importlib.import_module("craftax.craftax_env")  # which most runs do without
+        craftax = importlib.import_module("craftax.craftax_env")  # not needed by most runs
         self.env = craftax.make_craftax_env_from_name(env_id, auto_reset=False)
 
     @property
@@ -241,7 +241,7 @@ def make_gymnax_steps(args):
         )
         truncated = jax.vmap(env.is_truncated, (0, None))(env_state, env_params)
         is_last = terminated | truncated
-        if args.reset_ratio > 1:  # the n-th to end takes the n-th new world
+        if args.reset_ratio > 1:  # the n-th episode to end takes the n-th new world
             number = (jnp.cumsum(is_last) - 1) % (len(is_last) // args.reset_ratio)
             fresh = jax.tree.map(lambda x: x[number], fresh)
         choose = partial(jax.vmap(jnp.where), is_last)
@@ -253,12 +253,12 @@ def make_gymnax_steps(args):
 
 
 def sum_of_products(x, kernel, *_, **__):
-    """A matrix product of few rows, which a GPU joins with what follows: 40% faster there."""
+    """A matrix product of few rows, which XLA fuses with what follows on a GPU: 40% faster."""
     return (x[..., None] * kernel).sum(-2)
 
 
 def take_patches(images):
-    """All 3x3 patches: as their product with a matrix, a convolution learns 20 times as fast."""
+    """All 3x3 patches: a convolution as a matrix product of them trains 20 times as fast."""
     rows = [images[:, i : i - 2 or None] for i in range(3)]
     return jnp.concatenate([row[:, :, j : j - 2 or None] for row in rows for j in range(3)], -1)
 
@@ -276,7 +276,7 @@ class Network(nn.Module):
             hidden = nn.relu(layer(16)(take_patches(obs)))
             hidden = nn.relu(layer(128)(hidden.reshape(len(obs), -1)))
         else:
-            width = 512 if obs[0].size > 1000 else 64  # Craftax shows 1,345 or 8,268 numbers
+            width = 512 if obs[0].size > 1000 else 64  # Craftax: 1,345 or 8,268
             hidden = nn.tanh(layer(width)(obs.reshape(len(obs), -1)))
             hidden = nn.tanh(layer(width)(hidden))
         return dense(self.out_dim, kernel_init=orthogonal(self.gain))(hidden)
@@ -329,7 +329,7 @@ def make_program(args, envs, few_rows=False):
     """The compiled functions of one run: init(key) -> run, its whole state; train(run, length).
 
     args may hold traced values of the float flags, which differ from run to run. few_rows is for
-    at most a thousand environments on a GPU, which then waits for kernels to start."""
+    at most a thousand environments on a GPU, which then waits for kernel launches."""
     num_actions = int(envs.single_action_space.n)
     T, N = args.num_steps, args.num_envs
     num_iterations = args.total_timesteps // (T * N)
@@ -509,7 +509,7 @@ def take(runs, number):
 
 
 def side_by_side(train_run, num_runs):
-    """Train all runs at once; one alone is faster without an axis for runs."""
+    """Train all runs at once; a single run is faster without an axis for runs."""
 
     def train_alone(*stacked):
         results = train_run(*take(stacked, 0))
@@ -557,7 +557,7 @@ def record_episode(envs, policy, seed, run_folder, global_step):
 
 sys.path.append(os.getcwd())  # --env-id my_envs:MyEnv-v0 finds my_envs.py here
 FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has its interface
+TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has the same API
 interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
 
 
@@ -586,7 +586,7 @@ def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
     """Check the autoreset mode and, for videos, that the environment renders frames."""
     require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
     if args.capture_video:
-        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array to record")
+        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array render mode")
         envs.reset()
         envs.render()  # MuJoCo needs OpenGL, which a server may not have
 
@@ -650,7 +650,7 @@ def seed_everything(args):
 
 
 def make_run_folder(args):
-    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a time that no other run has."""
+    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a unique time."""
     for second in itertools.count(int(time.time())):
         name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
         folder = Path("runs", re.sub(r"[/\\:]", "-", name))
@@ -671,7 +671,7 @@ def lock_run_folder(folder):
 
 
 def open_run(args, device, global_step, **more):
-    """The run folder, with the flags and versions in run.json, and the writer of its curves."""
+    """The run folder, with the flags and versions in run.json, and the writer of its metrics."""
     folder = Path(args.resume or "runs")
     with explain(f"log to {folder}"):
         if args.track:
@@ -707,7 +707,7 @@ def open_run(args, device, global_step, **more):
             names = dict(project=args.wandb_project_name, name=folder.name, resume="allow")
             if TRACKER == "wandb":
                 names |= dict(entity=args.wandb_entity, id=folder.name, reinit="create_new")
-            # in a context of its own, since a process may track many runs
+            # in its own context, since a process may track many runs
             tracker = Context().run(module.init, **names, config=asdict(args))
             atexit.register(tracker.finish)
     signal.signal(signal.SIGINT, interrupt)
@@ -719,7 +719,7 @@ def open_run(args, device, global_step, **more):
 
 
 class Writer:
-    """The curves of one run: TensorBoard events, and a tracker with --track."""
+    """Logs the metrics of one run to TensorBoard and, with --track, to a tracker."""
 
     def __init__(self, folder, tracker, global_step):
         name = f"events.out.tfevents.{time.time():.6f}.{platform.node()}"
@@ -728,7 +728,7 @@ class Writer:
         self.logged_videos = set(folder.glob("videos/*.mp4"))
         self.add_event(file_version="brain.Event:2")
         start = SessionLog(status=SessionLog.START)
-        self.add_event(step=global_step + 1, session_log=start)  # hides what a resume repeats
+        self.add_event(step=global_step + 1, session_log=start)  # hides steps that a resume repeats
 
     def add_event(self, **event):
         self.records.write(Event(wall_time=time.time(), **event).SerializeToString())
@@ -759,7 +759,7 @@ def interrupt(number, frame):
 
 
 def report_crash(args, folder, kind, error, traceback):
-    """Below the traceback, say where the run broke and how to resume it."""
+    """Below the traceback, say where the run failed and how to resume it."""
     error.add_note(f"{args.env_id} failed at step {global_step}, continue with --resume {folder}")
     sys.__excepthook__(kind, error, traceback)
 
@@ -786,7 +786,7 @@ class RecordVideo(gym.wrappers.vector.RecordVideo):
 
 
 def save_checkpoint(folder, state, global_step):
-    """Write a new file, then rename it: never an incomplete one. Stops if interrupted."""
+    """Write a new file, then rename it, so that none is incomplete. Stops if interrupted."""
     checkpoint = {"global_step": global_step} | to_state_dict(jax.device_get(state))
     checkpoint["args"] = json.loads((folder / "run.json").read_text())["args"]
     path = folder / "checkpoint.tmp"
@@ -821,7 +821,7 @@ def restore_checkpoint(args, state):
         require_finite_weights(checkpoint)
         restored = from_state_dict(state, {name: checkpoint[name] for name in state})
         shapes = jax.tree.map(lambda x: (np.shape(x), np.asarray(x).dtype), [state, restored])
-        require(shapes[0] == shapes[1], "its checkpoint has arrays of other shapes")
+        require(shapes[0] == shapes[1], "its checkpoint has arrays of different shapes")
         return jax.tree.map(jnp.array, restored), int(checkpoint["global_step"])
 
 
@@ -846,7 +846,7 @@ if __name__ == "__main__":
 
     keys = jnp.stack([seed_everything(run_args) for run_args in all_args])
     params = jax.eval_shape(init, keys[0])["agent"]["params"]
-    work = num_runs * N * sum(x.size for x in jax.tree.leaves(params))  # multiplications of a step
+    work = num_runs * N * sum(x.size for x in jax.tree.leaves(params))  # multiplications per step
     use_gpu = args.cuda and work >= 2**17
     device = jax.devices()[0] if use_gpu else jax.devices("cpu")[0]
     jax.config.update("jax_default_device", device)
@@ -899,7 +899,7 @@ if __name__ == "__main__":
         # log
         sps = num_runs * (global_step - start_step) / (time.time() - start_time)  # of all runs
         for number, (run_folder, writer) in enumerate(opened):
-            named = replace(args, env_id=run_folder.name)  # tells which run it was
+            named = replace(args, env_id=run_folder.name)  # so that errors name the run
             check_finite(named, global_step, **take(checked, number))
             scalars = take(metrics, number) | {"charts/SPS": int(sps)}
             known = {name: x for name, x in scalars.items() if not np.isnan(x)}

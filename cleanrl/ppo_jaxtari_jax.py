@@ -13,7 +13,7 @@
     uv run cleanrl/ppo_jaxtari_jax.py --env-id pong --num-envs 512
     uv run cleanrl/ppo_jaxtari_jax.py --num-seeds 4        # four runs side by side
     uv run cleanrl/ppo_jaxtari_jax.py --sticky             # sticky actions, full games
-    uv run cleanrl/ppo_jaxtari_jax.py --resume runs/<run>  # with all runs trained beside it
+    uv run cleanrl/ppo_jaxtari_jax.py --resume runs/<run>  # and all runs trained alongside
     tensorboard --logdir runs
 
 Tags such as [core 5] refer to the implementation details in
@@ -69,9 +69,9 @@ from tqdm import tqdm
 @dataclass
 class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment
-    seed: int = 1  # seed of the weights, the environments and all sampling
-    num_seeds: int = 1  # runs to train side by side, with seeds from seed on
-    sweep: tuple[str, ...] = ()  # values to combine, such as learning_rate=1e-4,1e-3 gamma=0.9,0.99
+    seed: int = 1  # random seed of the weights, the environments and all sampling
+    num_seeds: int = 1  # runs to train in parallel, with consecutive seeds starting at seed
+    sweep: tuple[str, ...] = ()  # grid of values, such as learning_rate=1e-4,1e-3 gamma=0.9,0.99
     cuda: bool = True  # use a GPU if there is one
     track: bool = False  # log to Weights & Biases as well
     wandb_project_name: str = "cleanRL"  # W&B project
@@ -79,10 +79,10 @@ class Args:
     capture_video: bool = False  # record an episode at each checkpoint to runs/<run>/videos
     resume: str | None = None  # folder of an interrupted run to continue with its own flags
     checkpoint_interval: int = 100  # iterations between checkpoints
-    log_interval: int = 1  # iterations in one call of the program, at most
+    log_interval: int = 1  # maximum number of iterations per call of the compiled program
 
     env_id: str = "breakout"  # JAXtari game; module:Name is a class of your own
-    sticky: bool = False  # sticky actions (probability 0.25), and lives that do not end episodes
+    sticky: bool = False  # sticky actions (probability 0.25); loss of life does not end the episode
     max_frames: int = 108_000  # frames after which a game is truncated: half an hour
     total_timesteps: int = 10_000_000  # environment steps of the whole run
     learning_rate: float = 2.5e-4  # initial learning rate of Adam
@@ -125,7 +125,7 @@ def expand_sweep(args):
         require(name in SWEEPABLE, f"sweep takes {', '.join(SWEEPABLE)}, not {name}")
         require(name not in choices, f"sweep has {name} twice")
         choices[name] = [float(value) for value in values.split(",")]
-        require(all(map(math.isfinite, choices[name])), f"sweep has {item}")
+        require(all(map(math.isfinite, choices[name])), f"sweep needs finite values, not {item}")
     all_args = []
     for combination in itertools.product(*choices.values()):
         values = dict(zip(choices, combination, strict=True))
@@ -137,9 +137,9 @@ def expand_sweep(args):
 
 
 def gather_batch(args):
-    """The flags of the run to resume and of all that were trained side by side with it, in order.
+    """The flags of the run to resume and of all runs trained in parallel with it, in order.
 
-    If the program died between two of their checkpoints, only those at the same step are."""
+    If the program died between two of their checkpoints, only of those at the same step."""
     folder = Path(args.resume).resolve()
     batch = json.loads((folder / "run.json").read_text())["batch"]
     step = last_step(folder)
@@ -191,7 +191,7 @@ def make_game(args):
         return state, jnp.stack([frame] * 4)
 
     def step(state, obs, action):
-        """The action four times [atari 2], but nothing happens after the end [jaxtari 1]."""
+        """Repeat the action four times [atari 2]; after the end nothing happens [jaxtari 1]."""
 
         def repeat(before, _):
             state, reward, terminated, is_last = before
@@ -213,7 +213,7 @@ def make_game(args):
 
 
 class Game(gym.Env):
-    """A game as it is trained on, for evaluation and videos."""
+    """A game with the settings of training, for evaluation and videos."""
 
     observation_space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
 
@@ -329,7 +329,7 @@ def make_program(args, game):
         return run | dict(global_step=jnp.zeros((), dtype=jnp.int32))
 
     def act(params, fresh, world, drawn):
-        """One step of all environments; after an end, a game that was started for that case."""
+        """One step of all environments; games that end are replaced by fresh ones."""
         noise, number = drawn
         log_probs, values = agent.apply(params, world["obs"])
         actions = (log_probs + noise).argmax(1)  # Gumbel-max sampling
@@ -486,7 +486,7 @@ def take(runs, number):
 
 
 def side_by_side(train_run, num_runs):
-    """Train all runs at once; one alone is faster without an axis for runs."""
+    """Train all runs at once; a single run is faster without an axis for runs."""
 
     def train_alone(*stacked):
         results = train_run(*take(stacked, 0))
@@ -534,7 +534,7 @@ def record_episode(envs, policy, seed, run_folder, global_step):
 
 sys.path.append(os.getcwd())  # --env-id my_envs:MyEnv-v0 finds my_envs.py here
 FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has its interface
+TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has the same API
 interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
 
 
@@ -563,7 +563,7 @@ def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
     """Check the autoreset mode and, for videos, that the environment renders frames."""
     require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
     if args.capture_video:
-        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array to record")
+        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array render mode")
         envs.reset()
         envs.render()  # MuJoCo needs OpenGL, which a server may not have
 
@@ -627,7 +627,7 @@ def seed_everything(args):
 
 
 def make_run_folder(args):
-    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a time that no other run has."""
+    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a unique time."""
     for second in itertools.count(int(time.time())):
         name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
         folder = Path("runs", re.sub(r"[/\\:]", "-", name))
@@ -648,7 +648,7 @@ def lock_run_folder(folder):
 
 
 def open_run(args, device, global_step, **more):
-    """The run folder, with the flags and versions in run.json, and the writer of its curves."""
+    """The run folder, with the flags and versions in run.json, and the writer of its metrics."""
     folder = Path(args.resume or "runs")
     with explain(f"log to {folder}"):
         if args.track:
@@ -684,7 +684,7 @@ def open_run(args, device, global_step, **more):
             names = dict(project=args.wandb_project_name, name=folder.name, resume="allow")
             if TRACKER == "wandb":
                 names |= dict(entity=args.wandb_entity, id=folder.name, reinit="create_new")
-            # in a context of its own, since a process may track many runs
+            # in its own context, since a process may track many runs
             tracker = Context().run(module.init, **names, config=asdict(args))
             atexit.register(tracker.finish)
     signal.signal(signal.SIGINT, interrupt)
@@ -696,7 +696,7 @@ def open_run(args, device, global_step, **more):
 
 
 class Writer:
-    """The curves of one run: TensorBoard events, and a tracker with --track."""
+    """Logs the metrics of one run to TensorBoard and, with --track, to a tracker."""
 
     def __init__(self, folder, tracker, global_step):
         name = f"events.out.tfevents.{time.time():.6f}.{platform.node()}"
@@ -705,7 +705,7 @@ class Writer:
         self.logged_videos = set(folder.glob("videos/*.mp4"))
         self.add_event(file_version="brain.Event:2")
         start = SessionLog(status=SessionLog.START)
-        self.add_event(step=global_step + 1, session_log=start)  # hides what a resume repeats
+        self.add_event(step=global_step + 1, session_log=start)  # hides steps that a resume repeats
 
     def add_event(self, **event):
         self.records.write(Event(wall_time=time.time(), **event).SerializeToString())
@@ -736,7 +736,7 @@ def interrupt(number, frame):
 
 
 def report_crash(args, folder, kind, error, traceback):
-    """Below the traceback, say where the run broke and how to resume it."""
+    """Below the traceback, say where the run failed and how to resume it."""
     error.add_note(f"{args.env_id} failed at step {global_step}, continue with --resume {folder}")
     sys.__excepthook__(kind, error, traceback)
 
@@ -763,7 +763,7 @@ class RecordVideo(gym.wrappers.vector.RecordVideo):
 
 
 def save_checkpoint(folder, state, global_step):
-    """Write a new file, then rename it: never an incomplete one. Stops if interrupted."""
+    """Write a new file, then rename it, so that none is incomplete. Stops if interrupted."""
     checkpoint = {"global_step": global_step} | to_state_dict(jax.device_get(state))
     checkpoint["args"] = json.loads((folder / "run.json").read_text())["args"]
     path = folder / "checkpoint.tmp"
@@ -798,7 +798,7 @@ def restore_checkpoint(args, state):
         require_finite_weights(checkpoint)
         restored = from_state_dict(state, {name: checkpoint[name] for name in state})
         shapes = jax.tree.map(lambda x: (np.shape(x), np.asarray(x).dtype), [state, restored])
-        require(shapes[0] == shapes[1], "its checkpoint has arrays of other shapes")
+        require(shapes[0] == shapes[1], "its checkpoint has arrays of different shapes")
         return jax.tree.map(jnp.array, restored), int(checkpoint["global_step"])
 
 
@@ -869,7 +869,7 @@ if __name__ == "__main__":
         # log
         sps = num_runs * (global_step - start_step) / (time.time() - start_time)  # of all runs
         for number, (run_folder, writer) in enumerate(opened):
-            named = replace(args, env_id=run_folder.name)  # tells which run it was
+            named = replace(args, env_id=run_folder.name)  # so that errors name the run
             check_finite(named, global_step, **take(checked, number))
             scalars = take(metrics, number) | {"charts/SPS": int(sps)}
             known = {name: x for name, x in scalars.items() if not np.isnan(x)}

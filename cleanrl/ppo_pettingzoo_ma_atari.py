@@ -57,7 +57,7 @@ from tqdm import tqdm
 @dataclass
 class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment
-    seed: int = 1  # seed of the weights, the environments and all sampling
+    seed: int = 1  # random seed of the weights, the environments and all sampling
     torch_deterministic: bool = True  # use deterministic PyTorch algorithms
     cuda: bool = True  # use a GPU if there is one
     track: bool = False  # log to Weights & Biases as well
@@ -83,9 +83,9 @@ class Args:
     ent_coef: float = 0.01  # entropy coefficient
     vf_coef: float = 0.5  # value loss coefficient
     max_grad_norm: float = 0.5  # maximum gradient norm
-    target_kl: float | None = None  # stop an update early beyond this KL divergence
+    target_kl: float | None = None  # stop the update epochs early above this KL divergence
 
-    elo_games: int = 24  # games that rate each checkpoint; 0 for no ratings
+    elo_games: int = 24  # games played to rate each checkpoint; 0 disables Elo ratings
     elo_steps: int = 500  # steps after which the leading player wins a rating game
     elo_players: int = 8  # checkpoints to keep as opponents, besides the random player
 
@@ -122,7 +122,7 @@ class AtariGames(gym.vector.VectorEnv):
         }
         shape = (len(games), len(self.players))
         self.obs = np.zeros((*shape, *obs_shape), dtype=np.uint8)
-        self.obs[:, :, 4:] = np.eye(len(self.players))[:, :, None, None]  # [selfplay 2] who looks
+        self.obs[:, :, 4:] = np.eye(len(self.players))[:, :, None, None]  # [selfplay 2] whose view
         self.terminated = np.zeros(shape, dtype=bool)
         self.truncated = np.zeros(shape, dtype=bool)
         self.rewards = np.zeros(shape)
@@ -138,7 +138,7 @@ class AtariGames(gym.vector.VectorEnv):
         return self.to_rows(self.obs), {}
 
     def start(self, g, seed=None):
-        """Start a game. A seed changes nothing in its emulator, and takes 0.1 s."""
+        """Start a game. A seed has no effect on its emulator, and takes 0.1 s."""
         self.games[g].reset(seed=seed)
         for _ in range(self.rngs[g].integers(31)):  # [atari 1]
             self.emulators[g].act(np.zeros(len(self.players), np.int32))
@@ -180,7 +180,7 @@ class AtariGames(gym.vector.VectorEnv):
             moves = dict(zip(self.players, actions, strict=True))
             moves = {player: moves[player] for player in game.agents}
             obs, rewards, terminated, truncated, _ = game.step(moves)
-            frames.append(next(iter(obs.values())))  # all players look at one screen
+            frames.append(next(iter(obs.values())))  # all players share one screen
             for p, player in enumerate(self.players):  # a player that is out stays out [selfplay 4]
                 self.rewards[g, p] += rewards.get(player, 0)
                 self.terminated[g, p] |= terminated.get(player, False)
@@ -207,7 +207,7 @@ def make_game(args, render_mode):
     roms = str(Path(ale_py.__file__).parent / "roms")
     settings = dict(auto_rom_install_path=roms, render_mode=render_mode)
     game = pettingzoo.make("parallel", env_id, **settings)
-    return game.unwrapped  # the wrappers let players take turns, which costs a third of the speed
+    return game.unwrapped  # the wrappers step players in turn, which costs a third of the speed
 
 
 def make_envs(args, num_envs, render_mode=None):
@@ -260,9 +260,9 @@ def sample(log_probs):
 
 
 def elo(points, ratings):
-    """The most likely rating of a player with these points from a game against each rating.
+    """The maximum-likelihood rating of a player with these points, one game against each rating.
 
-    A win is worth 1 point, a draw 0.5. It is the rating at which the points are to be expected.
+    A win is worth 1 point, a draw 0.5. At this rating, the expected points equal the actual ones.
     """
     low, high = min(ratings) - 4000, max(ratings) + 4000
     while high - low > 1e-6:
@@ -335,7 +335,7 @@ class League:
         wins = (own_scores > scores).sum(1)
         draws = (own_scores == scores).sum(1) - 1  # but not with itself
         points = (wins + 0.5 * draws) / (num_players - 1)
-        # with a draw against the last checkpoint: else who wins all has no rating [selfplay 7]
+        # add a draw against the last checkpoint: wins alone give no finite rating [selfplay 7]
         rivals_ratings = [self.ratings[rival] for rival in rivals]
         self.ratings.append(elo(points.sum() + 0.5, [*rivals_ratings, self.ratings[-1]]))
         if len(self.players) > self.size + 1:
@@ -343,7 +343,7 @@ class League:
         return self.ratings[-1], points[rivals == 0].mean()
 
     def drop(self):
-        """Drop the player whose neighbors are rated most alike [selfplay 8]."""
+        """Drop the player whose neighbors have the closest ratings [selfplay 8]."""
         gaps = np.abs(np.subtract(self.ratings[2:], self.ratings[:-2]))
         index = 1 + int(np.argmin(gaps))
         del self.players[index]
@@ -369,11 +369,11 @@ def load_policy(checkpoint, envs, deterministic=False):
 
 sys.path.append(os.getcwd())  # --env-id my_envs:MyEnv-v0 finds my_envs.py here
 FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has its interface
+TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has the same API
 interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
 NUMPY = [np.ndarray, np.dtype, np._core.multiarray._reconstruct, np._core.multiarray.scalar]
 NUMPY += [type(np.dtype(code)) for code in "?bBhHiIlLefd"]
-torch.serialization.add_safe_globals(NUMPY)  # NumPy arrays and scalars fit into a checkpoint
+torch.serialization.add_safe_globals(NUMPY)  # checkpoints may hold NumPy arrays and scalars
 
 
 def require(condition, message):
@@ -401,7 +401,7 @@ def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
     """Check the autoreset mode and, for videos, that the environment renders frames."""
     require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
     if args.capture_video:
-        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array to record")
+        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array render mode")
         envs.reset()
         envs.render()  # MuJoCo needs OpenGL, which a server may not have
 
@@ -468,7 +468,7 @@ def seed_everything(args):
 
 
 def make_run_folder(args):
-    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a time that no other run has."""
+    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a unique time."""
     for second in itertools.count(int(time.time())):
         name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
         folder = Path("runs", re.sub(r"[/\\:]", "-", name))
@@ -531,7 +531,7 @@ def open_run(args, device, global_step, **more):
     print(f"run folder: {folder}")
     print(f"device: {device}, {torch.get_num_threads()} CPU threads", flush=True)
     writer = TrackioWriter if args.track and TRACKER == "trackio" else SummaryWriter
-    return folder, writer(folder, purge_step=global_step + 1)  # hides what a resume repeats
+    return folder, writer(folder, purge_step=global_step + 1)  # hides steps that a resume repeats
 
 
 class TrackioWriter(SummaryWriter):
@@ -550,7 +550,7 @@ def interrupt(number, frame):
 
 
 def report_crash(args, folder, kind, error, traceback):
-    """Below the traceback, say where the run broke and how to resume it."""
+    """Below the traceback, say where the run failed and how to resume it."""
     error.add_note(f"{args.env_id} failed at step {global_step}, continue with --resume {folder}")
     sys.__excepthook__(kind, error, traceback)
 
@@ -585,7 +585,7 @@ def log_videos(folder, logged, global_step):
 
 
 def save_checkpoint(folder, modules, global_step):
-    """Write a new file, then rename it: never an incomplete one. Stops if interrupted."""
+    """Write a new file, then rename it, so that none is incomplete. Stops if interrupted."""
     checkpoint = {name: module.state_dict() for name, module in modules.items()}
     checkpoint["args"] = json.loads((folder / "run.json").read_text())["args"]
     checkpoint["global_step"] = global_step
@@ -635,7 +635,7 @@ def restore_checkpoint(args, modules):
 
 
 class RecordGames(RecordVideo):
-    """Videos of full games, also if the first player is out before the end."""
+    """Videos of full games, even if the first player is out before the end."""
 
     def step(self, actions):
         *answers, infos = super().step(actions)
@@ -681,7 +681,7 @@ if __name__ == "__main__":
     is_last = np.zeros((T + 1, N), dtype=bool)
     actions = np.zeros((T, N), dtype=np.int64)
     old_log_probs = np.zeros((T, N), dtype=np.float32)
-    values = np.zeros((T + 1, N), dtype=np.float32)  # by the same pass of the network as actions
+    values = np.zeros((T + 1, N), dtype=np.float32)  # from the same forward pass as actions
     rewards = np.zeros((T, N), dtype=np.float32)
     terminated = np.zeros((T, N), dtype=bool)
     num_iterations = args.total_timesteps // (T * N)

@@ -59,7 +59,7 @@ from tqdm import tqdm
 @dataclass
 class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment
-    seed: int = 1  # seed of the weights, the environments and all sampling
+    seed: int = 1  # random seed of the weights, the environments and all sampling
     torch_deterministic: bool = True  # use deterministic PyTorch algorithms
     cuda: bool = True  # use a GPU if there is one
     track: bool = False  # log to Weights & Biases as well
@@ -75,7 +75,7 @@ class Args:
     total_timesteps: int = 25_000_000  # environment steps of the whole run
     learning_rate: float = 5e-4  # initial learning rate of Adam
     num_envs: int = 64  # parallel environments
-    num_pools: int = 2  # pools of environments; some step while the network acts in the next one
+    num_pools: int = 2  # pools of environments; the network acts in one while the others step
     compile: bool = True  # on a GPU, record acting and learning as CUDA graphs
     num_steps: int = 256  # rollout length of each environment
     anneal_lr: bool = False  # anneal the learning rate linearly to 0
@@ -89,7 +89,7 @@ class Args:
     ent_coef: float = 0.01  # entropy coefficient
     vf_coef: float = 0.5  # value loss coefficient
     max_grad_norm: float = 0.5  # maximum gradient norm
-    target_kl: float | None = None  # stop an update early beyond this KL divergence
+    target_kl: float | None = None  # stop the update epochs early above this KL divergence
 
     def check(self):
         """Reject invalid flags before anything is written."""
@@ -106,7 +106,7 @@ class Args:
         modes = ("easy", "hard", "extreme", "memory", "exploration")
         require(self.distribution_mode in modes, f"distribution_mode is none of {', '.join(modes)}")
         require(self.num_levels >= 0, "num_levels must not be negative")
-        require(not self.capture_video, "no rgb_array rendering of pools for --capture-video")
+        require(not self.capture_video, "pools have no rgb_array rendering for --capture-video")
 
 
 class ProcgenPool(gym.vector.VectorWrapper):
@@ -122,7 +122,7 @@ class ProcgenPool(gym.vector.VectorWrapper):
         self.metadata = {"autoreset_mode": next_step, **rendering}
 
     def reset(self, *, seed=None, options=None):
-        if seed is not None:  # a pool takes it only when it is made
+        if seed is not None:  # a pool can only be seeded when it is made
             self.env = self.make_pool(seed=seed)
         self.scores = np.zeros(self.num_envs)
         self.obs, infos = self.env.reset()
@@ -156,7 +156,7 @@ def load_qt():
     for library in libraries:
         path = f"{qt.submodule_search_locations[0]}/Qt5/lib/lib{library}"
         ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
-    reload(envpool.procgen)  # which did not find it when it was imported
+    reload(envpool.procgen)  # which did not find Qt when it was imported
 
 
 def make_envs(args, num_envs, render_mode=None):
@@ -200,7 +200,7 @@ def impala_cnn(channels):
 
 
 class RunningMoments(nn.Module):
-    """Mean and variance of all rows so far, in buffers, which checkpoints hold."""
+    """Mean and variance of all rows so far, in buffers, which checkpoints include."""
 
     def __init__(self, shape):
         super().__init__()
@@ -209,7 +209,7 @@ class RunningMoments(nn.Module):
         self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
 
     def update(self, rows):
-        """Merge in their moments (Chan et al.), in place: NumPy halves the time of PyTorch."""
+        """Merge in their moments (Chan et al.), in place: NumPy takes half the time of PyTorch."""
         count, mean, var = self.count.numpy(), self.mean.numpy(), self.var.numpy()
         count += len(rows)
         share = len(rows) / count
@@ -283,11 +283,11 @@ def load_policy(checkpoint, envs, deterministic=False):
 
 sys.path.append(os.getcwd())  # --env-id my_envs:MyEnv-v0 finds my_envs.py here
 FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has its interface
+TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has the same API
 interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
 NUMPY = [np.ndarray, np.dtype, np._core.multiarray._reconstruct, np._core.multiarray.scalar]
 NUMPY += [type(np.dtype(code)) for code in "?bBhHiIlLefd"]
-torch.serialization.add_safe_globals(NUMPY)  # NumPy arrays and scalars fit into a checkpoint
+torch.serialization.add_safe_globals(NUMPY)  # checkpoints may hold NumPy arrays and scalars
 
 
 def require(condition, message):
@@ -315,7 +315,7 @@ def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
     """Check the autoreset mode and, for videos, that the environment renders frames."""
     require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
     if args.capture_video:
-        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array to record")
+        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array render mode")
         envs.reset()
         envs.render()  # MuJoCo needs OpenGL, which a server may not have
 
@@ -382,7 +382,7 @@ def seed_everything(args):
 
 
 def make_run_folder(args):
-    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a time that no other run has."""
+    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a unique time."""
     for second in itertools.count(int(time.time())):
         name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
         folder = Path("runs", re.sub(r"[/\\:]", "-", name))
@@ -445,7 +445,7 @@ def open_run(args, device, global_step, **more):
     print(f"run folder: {folder}")
     print(f"device: {device}, {torch.get_num_threads()} CPU threads", flush=True)
     writer = TrackioWriter if args.track and TRACKER == "trackio" else SummaryWriter
-    return folder, writer(folder, purge_step=global_step + 1)  # hides what a resume repeats
+    return folder, writer(folder, purge_step=global_step + 1)  # hides steps that a resume repeats
 
 
 class TrackioWriter(SummaryWriter):
@@ -464,7 +464,7 @@ def interrupt(number, frame):
 
 
 def report_crash(args, folder, kind, error, traceback):
-    """Below the traceback, say where the run broke and how to resume it."""
+    """Below the traceback, say where the run failed and how to resume it."""
     error.add_note(f"{args.env_id} failed at step {global_step}, continue with --resume {folder}")
     sys.__excepthook__(kind, error, traceback)
 
@@ -499,7 +499,7 @@ def log_videos(folder, logged, global_step):
 
 
 def save_checkpoint(folder, modules, global_step):
-    """Write a new file, then rename it: never an incomplete one. Stops if interrupted."""
+    """Write a new file, then rename it, so that none is incomplete. Stops if interrupted."""
     checkpoint = {name: module.state_dict() for name, module in modules.items()}
     checkpoint["args"] = json.loads((folder / "run.json").read_text())["args"]
     checkpoint["global_step"] = global_step
@@ -606,7 +606,7 @@ if __name__ == "__main__":
         return action, log_probs.gather(1, action[:, None]).squeeze(1), value
 
     def learn(mb):
-        """One update; the rows of steps that only reset an environment have no weight."""
+        """One update; the rows of steps that only reset an environment have zero weight."""
         weights = b_is_real[mb] / b_is_real[mb].sum().clamp(min=1)
         log_probs, value = agent(b_obs[mb])
         log_ratio = log_probs.gather(1, b_actions[mb, None]).squeeze(1) - b_log_probs[mb]
@@ -697,7 +697,7 @@ if __name__ == "__main__":
             advantages[t] = advantage
         returns = advantages + values[:-1]
 
-        # learn; the steps that only reset an environment have no weight
+        # learn; the steps that only reset an environment have zero weight
         b_advantages.copy_(torch.from_numpy(advantages).flatten())
         b_returns.copy_(torch.from_numpy(returns).flatten())
         b_is_real.copy_(torch.from_numpy(~is_last[:-1]).flatten())

@@ -56,7 +56,7 @@ from tqdm import tqdm
 @dataclass
 class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment
-    seed: int = 1  # seed of the weights, the environments and all sampling
+    seed: int = 1  # random seed of the weights, the environments and all sampling
     torch_deterministic: bool = True  # use deterministic PyTorch algorithms
     cuda: bool = True  # use a GPU if there is one
     track: bool = False  # log to Weights & Biases as well
@@ -70,7 +70,7 @@ class Args:
     total_timesteps: int = 2_000_000_000  # environment steps of the whole run
     learning_rate: float = 1e-4  # initial learning rate of Adam
     num_envs: int = 128  # parallel environments
-    num_pools: int = 2  # pools of environments; some step while the network acts in the next one
+    num_pools: int = 2  # pools of environments; the network acts in one while the others step
     compile: bool = True  # on a GPU, record acting and learning as CUDA graphs
     num_steps: int = 128  # rollout length of each environment
     anneal_lr: bool = True  # anneal the learning rate linearly to 0
@@ -84,13 +84,13 @@ class Args:
     ent_coef: float = 0.001  # entropy coefficient
     vf_coef: float = 0.5  # value loss coefficient
     max_grad_norm: float = 0.5  # maximum gradient norm
-    target_kl: float | None = None  # stop an update early beyond this KL divergence
+    target_kl: float | None = None  # stop the update epochs early above this KL divergence
 
-    update_proportion: float = 0.25  # share of each minibatch that the predictor learns from
-    int_coef: float = 1.0  # coefficient of the intrinsic advantages, those of the bonus
-    ext_coef: float = 2.0  # coefficient of the extrinsic advantages, those of the game's rewards
-    int_gamma: float = 0.99  # discount factor of the bonus
-    num_iterations_obs_norm_init: int = 50  # rollouts of random play for the first frame statistics
+    update_proportion: float = 0.25  # fraction of each minibatch that trains the predictor
+    int_coef: float = 1.0  # coefficient of the intrinsic advantages (exploration bonus)
+    ext_coef: float = 2.0  # coefficient of the extrinsic advantages (rewards of the game)
+    int_gamma: float = 0.99  # discount factor of the intrinsic rewards
+    num_iterations_obs_norm_init: int = 50  # random rollouts to initialize the frame statistics
 
     def check(self):
         """Reject invalid flags before anything is written."""
@@ -105,7 +105,7 @@ class Args:
         num_rows = int(self.update_proportion * (batch_size // self.num_minibatches))
         require(num_rows > 0, "update_proportion leaves no step of a minibatch to the predictor")
         require(self.num_envs % self.num_pools == 0, "num_pools must divide num_envs")
-        require(not self.capture_video, "no rgb_array rendering of pools for --capture-video")
+        require(not self.capture_video, "pools have no rgb_array rendering for --capture-video")
 
 
 class AtariPool(gym.vector.VectorWrapper):
@@ -121,7 +121,7 @@ class AtariPool(gym.vector.VectorWrapper):
         self.metadata = {"autoreset_mode": next_step, **rendering}
 
     def reset(self, *, seed=None, options=None):
-        if seed is not None:  # a pool takes it only when it is made
+        if seed is not None:  # a pool can only be seeded when it is made
             self.env = self.make_pool(seed=seed)
         self.scores = np.zeros(self.num_envs)
         self.obs, infos = self.env.reset()
@@ -142,7 +142,7 @@ class AtariPool(gym.vector.VectorWrapper):
         return self.recv()
 
     def render(self):
-        """The newest frame of each environment, in the size and the three colors of a video."""
+        """The newest frame of each environment as an enlarged RGB image for videos."""
         frames = self.obs[:, -1, :, :, None]
         return list(frames.repeat(4, axis=1).repeat(4, axis=2).repeat(3, axis=3))
 
@@ -176,7 +176,7 @@ def convolutions(channels, activation):
 
 
 class Agent(nn.Module):
-    """One network for policy and values [atari 8], and a residual layer for either of them."""
+    """One network for policy and values [atari 8], and a residual layer for each of them."""
 
     def __init__(self, envs):
         super().__init__()
@@ -205,7 +205,7 @@ class Agent(nn.Module):
 
 
 class RunningMoments(nn.Module):
-    """Mean and variance of all rows so far, in buffers, which checkpoints hold."""
+    """Mean and variance of all rows so far, in buffers, which checkpoints include."""
 
     def __init__(self, shape):
         super().__init__()
@@ -225,7 +225,7 @@ class RunningMoments(nn.Module):
 
 
 class Distillation(nn.Module):
-    """A random network, and one that learns to predict it: errors show novelty [rnd 3]."""
+    """A random network, and one that learns to predict it: the error measures novelty [rnd 3]."""
 
     def __init__(self, obs_shape):
         super().__init__()
@@ -261,7 +261,7 @@ class BonusFilter(nn.Module):
 
     def update(self, bonuses, is_real, gamma):
         sums = []
-        for bonus, real in zip(bonuses, is_real, strict=True):  # [rnd 6] along time, across ends
+        for bonus, real in zip(bonuses, is_real, strict=True):  # [rnd 6] over time, across ends
             self.sums = torch.where(real, gamma * self.sums + bonus, self.sums)
             sums.append(self.sums[real])
         self.moments.update(torch.cat(sums))
@@ -317,11 +317,11 @@ def load_policy(checkpoint, envs, deterministic=False):
 
 sys.path.append(os.getcwd())  # --env-id my_envs:MyEnv-v0 finds my_envs.py here
 FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has its interface
+TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has the same API
 interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
 NUMPY = [np.ndarray, np.dtype, np._core.multiarray._reconstruct, np._core.multiarray.scalar]
 NUMPY += [type(np.dtype(code)) for code in "?bBhHiIlLefd"]
-torch.serialization.add_safe_globals(NUMPY)  # NumPy arrays and scalars fit into a checkpoint
+torch.serialization.add_safe_globals(NUMPY)  # checkpoints may hold NumPy arrays and scalars
 
 
 def require(condition, message):
@@ -349,7 +349,7 @@ def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
     """Check the autoreset mode and, for videos, that the environment renders frames."""
     require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
     if args.capture_video:
-        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array to record")
+        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array render mode")
         envs.reset()
         envs.render()  # MuJoCo needs OpenGL, which a server may not have
 
@@ -416,7 +416,7 @@ def seed_everything(args):
 
 
 def make_run_folder(args):
-    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a time that no other run has."""
+    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a unique time."""
     for second in itertools.count(int(time.time())):
         name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
         folder = Path("runs", re.sub(r"[/\\:]", "-", name))
@@ -479,7 +479,7 @@ def open_run(args, device, global_step, **more):
     print(f"run folder: {folder}")
     print(f"device: {device}, {torch.get_num_threads()} CPU threads", flush=True)
     writer = TrackioWriter if args.track and TRACKER == "trackio" else SummaryWriter
-    return folder, writer(folder, purge_step=global_step + 1)  # hides what a resume repeats
+    return folder, writer(folder, purge_step=global_step + 1)  # hides steps that a resume repeats
 
 
 class TrackioWriter(SummaryWriter):
@@ -498,7 +498,7 @@ def interrupt(number, frame):
 
 
 def report_crash(args, folder, kind, error, traceback):
-    """Below the traceback, say where the run broke and how to resume it."""
+    """Below the traceback, say where the run failed and how to resume it."""
     error.add_note(f"{args.env_id} failed at step {global_step}, continue with --resume {folder}")
     sys.__excepthook__(kind, error, traceback)
 
@@ -533,7 +533,7 @@ def log_videos(folder, logged, global_step):
 
 
 def save_checkpoint(folder, modules, global_step):
-    """Write a new file, then rename it: never an incomplete one. Stops if interrupted."""
+    """Write a new file, then rename it, so that none is incomplete. Stops if interrupted."""
     checkpoint = {name: module.state_dict() for name, module in modules.items()}
     checkpoint["args"] = json.loads((folder / "run.json").read_text())["args"]
     checkpoint["global_step"] = global_step
@@ -638,7 +638,7 @@ if __name__ == "__main__":
     reset_seeds = np.random.SeedSequence((args.seed, global_step)).generate_state(args.num_pools)
     reset_seeds = [int(seed // 2) for seed in reset_seeds]  # EnvPool takes 31 bits
 
-    # play at random for the first moments of the frames [rnd 5]
+    # play at random to initialize the moments of the frames [rnd 5]
     num_random_steps = args.num_iterations_obs_norm_init * T if rnd.obs_moments.count == 0 else 0
     was_last = np.zeros(N, dtype=bool)
     for pool, seed in zip(pools, reset_seeds, strict=True):
@@ -663,7 +663,7 @@ if __name__ == "__main__":
         return action, log_probs.gather(1, action[:, None]).squeeze(1), value, int_value
 
     def learn(mb):
-        """One update; the rows of steps that only reset an environment have no weight."""
+        """One update; the rows of steps that only reset an environment have zero weight."""
         weights = b_is_real[mb] / b_is_real[mb].sum().clamp(min=1)
         log_probs, value, int_value = agent(b_obs[mb])
         log_ratio = log_probs.gather(1, b_actions[mb, None]).squeeze(1) - b_log_probs[mb]
@@ -752,7 +752,7 @@ if __name__ == "__main__":
                 rewards[t - 1] = np.sign(rewards[t - 1])  # [atari 6]
         progress.update(T * N)
 
-        # reward what is new: the bonus of a step is for the observation that it led to
+        # intrinsic rewards: the bonus of a step is for the observation that it led to
         real_rows = torch.from_numpy(np.flatnonzero(~is_last[:-1])).to(device)
         b_bonuses.zero_()
         for rows in real_rows.split(T * N // args.num_minibatches):
@@ -792,7 +792,7 @@ if __name__ == "__main__":
         int_returns = int_advantages + int_values[:-1]
         advantages = args.ext_coef * advantages + args.int_coef * int_advantages  # [rnd 8]
 
-        # learn; the steps that only reset an environment have no weight
+        # learn; the steps that only reset an environment have zero weight
         b_advantages.copy_(torch.from_numpy(advantages).flatten())
         b_returns.copy_(torch.from_numpy(returns).flatten())
         b_int_returns.copy_(torch.from_numpy(int_returns).flatten())

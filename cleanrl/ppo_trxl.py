@@ -57,9 +57,9 @@ from tqdm import tqdm
 @dataclass
 class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment
-    seed: int = 1  # seed of the weights, the environments and all sampling
+    seed: int = 1  # random seed of the weights, the environments and all sampling
     torch_deterministic: bool = True  # use deterministic PyTorch algorithms
-    cuda: bool = True  # use a GPU where the networks are large enough to gain from it
+    cuda: bool = True  # use a GPU if the networks are large enough to benefit from it
     track: bool = False  # log to Weights & Biases as well
     wandb_project_name: str = "cleanRL"  # W&B project
     wandb_entity: str | None = None  # W&B team
@@ -73,7 +73,7 @@ class Args:
     final_lr: float = 1e-5  # learning rate after annealing
     num_envs: int = 32  # parallel environments
     num_steps: int = 512  # rollout length of each environment
-    anneal_steps: int = 32 * 512 * 10_000  # steps over which both coefficients are annealed
+    anneal_steps: int = 32 * 512 * 10_000  # steps to anneal learning rate and entropy coefficient
     gamma: float = 0.995  # discount factor
     gae_lambda: float = 0.95  # lambda of generalized advantage estimation
     num_minibatches: int = 8  # minibatches per epoch
@@ -85,11 +85,11 @@ class Args:
     final_ent_coef: float = 1e-6  # entropy coefficient after annealing
     vf_coef: float = 0.5  # value loss coefficient
     max_grad_norm: float = 0.25  # maximum gradient norm
-    target_kl: float | None = None  # stop an update early beyond this KL divergence
+    target_kl: float | None = None  # stop the update epochs early above this KL divergence
     trxl_num_layers: int = 3  # transformer layers
     trxl_num_heads: int = 4  # attention heads of each layer
     trxl_dim: int = 384  # width of the transformer
-    trxl_memory_length: int = 119  # steps of the episode that the memory holds
+    trxl_memory_length: int = 119  # past steps of the episode in the memory
     trxl_positional_encoding: Literal["absolute", "none"] = "absolute"  # encoding of the memory
 
     def check(self):
@@ -124,7 +124,7 @@ class OneHotTiles(gym.ObservationWrapper):
 def make_envs(args, num_envs, render_mode=None):
     env_id, options = args.env_id, {}
     if re.match("(Endless-)?(MortarMayhem|MysteryPath|SearingSpotlights)", env_id):
-        env_id = f"memory_gym:{env_id}"  # which registers them, and draws with pygame
+        env_id = f"memory_gym:{env_id}"  # which registers them, and renders with pygame
         os.environ.update(SDL_VIDEODRIVER="dummy", SDL_AUDIODRIVER="dummy")
     if env_id.startswith("MiniGrid-"):
         env_id, options = f"minigrid:{env_id}", dict(agent_view_size=3, wrappers=[OneHotTiles])
@@ -216,7 +216,7 @@ class Agent(nn.Module):
         return self.encoder(obs.reshape(len(obs), -1))
 
     def forward(self, obs, memory, age):
-        """Log-probabilities of all actions, values, and what to remember of this step.
+        """Log-probabilities of all actions, values, and the memory entry of this step.
 
         age is the number of steps since the episode began. memory has the inputs of each layer at
         the last steps: (row, step, layer, dim). Steps before the episode are masked.
@@ -266,11 +266,11 @@ def load_policy(checkpoint, envs, deterministic=False):
 
 sys.path.append(os.getcwd())  # --env-id my_envs:MyEnv-v0 finds my_envs.py here
 FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has its interface
+TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has the same API
 interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
 NUMPY = [np.ndarray, np.dtype, np._core.multiarray._reconstruct, np._core.multiarray.scalar]
 NUMPY += [type(np.dtype(code)) for code in "?bBhHiIlLefd"]
-torch.serialization.add_safe_globals(NUMPY)  # NumPy arrays and scalars fit into a checkpoint
+torch.serialization.add_safe_globals(NUMPY)  # checkpoints may hold NumPy arrays and scalars
 
 
 def require(condition, message):
@@ -298,7 +298,7 @@ def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
     """Check the autoreset mode and, for videos, that the environment renders frames."""
     require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
     if args.capture_video:
-        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array to record")
+        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array render mode")
         envs.reset()
         envs.render()  # MuJoCo needs OpenGL, which a server may not have
 
@@ -365,7 +365,7 @@ def seed_everything(args):
 
 
 def make_run_folder(args):
-    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a time that no other run has."""
+    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a unique time."""
     for second in itertools.count(int(time.time())):
         name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
         folder = Path("runs", re.sub(r"[/\\:]", "-", name))
@@ -428,7 +428,7 @@ def open_run(args, device, global_step, **more):
     print(f"run folder: {folder}")
     print(f"device: {device}, {torch.get_num_threads()} CPU threads", flush=True)
     writer = TrackioWriter if args.track and TRACKER == "trackio" else SummaryWriter
-    return folder, writer(folder, purge_step=global_step + 1)  # hides what a resume repeats
+    return folder, writer(folder, purge_step=global_step + 1)  # hides steps that a resume repeats
 
 
 class TrackioWriter(SummaryWriter):
@@ -447,7 +447,7 @@ def interrupt(number, frame):
 
 
 def report_crash(args, folder, kind, error, traceback):
-    """Below the traceback, say where the run broke and how to resume it."""
+    """Below the traceback, say where the run failed and how to resume it."""
     error.add_note(f"{args.env_id} failed at step {global_step}, continue with --resume {folder}")
     sys.__excepthook__(kind, error, traceback)
 
@@ -482,7 +482,7 @@ def log_videos(folder, logged, global_step):
 
 
 def save_checkpoint(folder, modules, global_step):
-    """Write a new file, then rename it: never an incomplete one. Stops if interrupted."""
+    """Write a new file, then rename it, so that none is incomplete. Stops if interrupted."""
     checkpoint = {name: module.state_dict() for name, module in modules.items()}
     checkpoint["args"] = json.loads((folder / "run.json").read_text())["args"]
     checkpoint["global_step"] = global_step
@@ -568,10 +568,10 @@ if __name__ == "__main__":
     age = np.zeros((T + 1, N), dtype=np.int64)  # steps since the episode began
     actions = np.zeros((T, N), dtype=np.int64)
     old_log_probs = np.zeros((T, N), dtype=np.float32)
-    values = np.zeros((T + 1, N), dtype=np.float32)  # by the same pass of the network as actions
+    values = np.zeros((T + 1, N), dtype=np.float32)  # from the same forward pass as actions
     rewards = np.zeros((T, N), dtype=np.float32)
     terminated = np.zeros((T, N), dtype=bool)
-    # row M + t is what step t remembers; step t attends to the M rows above it [trxl 1]
+    # row M + t is the memory entry of step t, which attends to the M rows above it [trxl 1]
     memory = torch.zeros(M + T, N, args.trxl_num_layers, args.trxl_dim, device=device)
     num_iterations = args.total_timesteps // (T * N)
     reset_seed = np.random.SeedSequence((args.seed, global_step)).generate_state(1)[0]

@@ -56,7 +56,7 @@ from tqdm import tqdm
 @dataclass
 class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment
-    seed: int = 1  # seed of the weights, the environments and all sampling
+    seed: int = 1  # random seed of the weights, the environments and all sampling
     torch_deterministic: bool = True  # use deterministic PyTorch algorithms
     cuda: bool = True  # use a GPU if there is one
     track: bool = False  # log to Weights & Biases as well
@@ -67,16 +67,16 @@ class Args:
     checkpoint_interval: int = 100  # iterations between checkpoints
 
     env_id: str = "Breakout-v5"  # EnvPool environment id
-    sticky: bool = False  # sticky actions (probability 0.25), and lives that do not end episodes
+    sticky: bool = False  # sticky actions (probability 0.25); loss of life does not end the episode
     total_timesteps: int = 10_000_000  # environment steps of the whole run
     learning_rate: float = 2.5e-4  # initial learning rate of RAdam
     num_envs: int = 8  # parallel environments
-    num_pools: int = 2  # pools of environments; some step while the network acts in the next one
+    num_pools: int = 2  # pools of environments; the network acts in one while the others step
     num_steps: int = 128  # rollout length of each environment
     anneal_lr: bool = True  # anneal the learning rate linearly to 0
     gamma: float = 0.99  # discount factor
     q_lambda: float = 0.65  # lambda of the Q(lambda) targets
-    num_minibatches: int = 4  # minibatches per epoch, each of some of the environments
+    num_minibatches: int = 4  # minibatches per epoch; each has whole rollouts of some environments
     update_epochs: int = 4  # epochs over each rollout
     start_e: float = 1.0  # initial epsilon of epsilon-greedy exploration
     end_e: float = 0.01  # final epsilon
@@ -94,7 +94,7 @@ class Args:
         require(self.num_minibatches <= self.num_envs, "num_minibatches must be at most num_envs")
         require(self.num_steps > 2, "num_steps must be more than 2")  # two of them may only reset
         require(self.num_envs % self.num_pools == 0, "num_pools must divide num_envs")
-        require(not self.capture_video, "no rgb_array rendering of pools for --capture-video")
+        require(not self.capture_video, "pools have no rgb_array rendering for --capture-video")
 
 
 class AtariPool(gym.vector.VectorWrapper):
@@ -110,7 +110,7 @@ class AtariPool(gym.vector.VectorWrapper):
         self.metadata = {"autoreset_mode": next_step, **rendering}
 
     def reset(self, *, seed=None, options=None):
-        if seed is not None:  # a pool takes it only when it is made
+        if seed is not None:  # a pool can only be seeded when it is made
             self.env = self.make_pool(seed=seed)
         self.scores = np.zeros(self.num_envs)
         self.obs, infos = self.env.reset()
@@ -131,7 +131,7 @@ class AtariPool(gym.vector.VectorWrapper):
         return self.recv()
 
     def render(self):
-        """The newest frame of each environment, in the size and the three colors of a video."""
+        """The newest frame of each environment as an enlarged RGB image for videos."""
         frames = self.obs[:, -1, :, :, None]
         return list(frames.repeat(4, axis=1).repeat(4, axis=2).repeat(3, axis=3))
 
@@ -153,7 +153,7 @@ def layer_init(layer, gain=2**0.5):
 
 
 def cnn(channels):
-    """The Nature CNN [atari 8]; layer normalization makes up for the target network [pqn 2]."""
+    """The Nature CNN [atari 8]; layer normalization replaces the target network [pqn 2]."""
     return nn.Sequential(
         layer_init(nn.Conv2d(channels, 32, 8, stride=4)),
         nn.LayerNorm([32, 20, 20]),
@@ -186,7 +186,7 @@ class QNetwork(nn.Module):
     def forward(self, obs, is_last, state):
         """The values of all actions at each step (row) of each environment (column).
 
-        state is the LSTM's before the first row, or None for zeros; returns the last one as well.
+        state is the LSTM's before the first row, or None for zeros; also returns the last one.
         """
         features = self.network(obs.flatten(0, 1) / 255)  # [atari 9]
         hidden, state = self.run_lstm(features.unflatten(0, is_last.shape), is_last, state)
@@ -224,11 +224,11 @@ def load_policy(checkpoint, envs):
 
 sys.path.append(os.getcwd())  # --env-id my_envs:MyEnv-v0 finds my_envs.py here
 FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has its interface
+TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has the same API
 interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
 NUMPY = [np.ndarray, np.dtype, np._core.multiarray._reconstruct, np._core.multiarray.scalar]
 NUMPY += [type(np.dtype(code)) for code in "?bBhHiIlLefd"]
-torch.serialization.add_safe_globals(NUMPY)  # NumPy arrays and scalars fit into a checkpoint
+torch.serialization.add_safe_globals(NUMPY)  # checkpoints may hold NumPy arrays and scalars
 
 
 def require(condition, message):
@@ -256,7 +256,7 @@ def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
     """Check the autoreset mode and, for videos, that the environment renders frames."""
     require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
     if args.capture_video:
-        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array to record")
+        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array render mode")
         envs.reset()
         envs.render()  # MuJoCo needs OpenGL, which a server may not have
 
@@ -323,7 +323,7 @@ def seed_everything(args):
 
 
 def make_run_folder(args):
-    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a time that no other run has."""
+    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a unique time."""
     for second in itertools.count(int(time.time())):
         name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
         folder = Path("runs", re.sub(r"[/\\:]", "-", name))
@@ -386,7 +386,7 @@ def open_run(args, device, global_step, **more):
     print(f"run folder: {folder}")
     print(f"device: {device}, {torch.get_num_threads()} CPU threads", flush=True)
     writer = TrackioWriter if args.track and TRACKER == "trackio" else SummaryWriter
-    return folder, writer(folder, purge_step=global_step + 1)  # hides what a resume repeats
+    return folder, writer(folder, purge_step=global_step + 1)  # hides steps that a resume repeats
 
 
 class TrackioWriter(SummaryWriter):
@@ -405,7 +405,7 @@ def interrupt(number, frame):
 
 
 def report_crash(args, folder, kind, error, traceback):
-    """Below the traceback, say where the run broke and how to resume it."""
+    """Below the traceback, say where the run failed and how to resume it."""
     error.add_note(f"{args.env_id} failed at step {global_step}, continue with --resume {folder}")
     sys.__excepthook__(kind, error, traceback)
 
@@ -440,7 +440,7 @@ def log_videos(folder, logged, global_step):
 
 
 def save_checkpoint(folder, modules, global_step):
-    """Write a new file, then rename it: never an incomplete one. Stops if interrupted."""
+    """Write a new file, then rename it, so that none is incomplete. Stops if interrupted."""
     checkpoint = {name: module.state_dict() for name, module in modules.items()}
     checkpoint["args"] = json.loads((folder / "run.json").read_text())["args"]
     checkpoint["global_step"] = global_step

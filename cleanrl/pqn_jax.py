@@ -12,7 +12,7 @@
     uv run cleanrl/pqn_jax.py --num-seeds 16                 # sixteen runs side by side
     uv run cleanrl/pqn_jax.py --sweep learning_rate=1e-4,3e-4,1e-3 q_lambda=0.65,0.95
     uv run cleanrl/pqn_jax.py --env-id Breakout-MinAtar --num-envs 128 --total-timesteps 10000000
-    uv run cleanrl/pqn_jax.py --resume runs/<run>            # with all runs trained beside it
+    uv run cleanrl/pqn_jax.py --resume runs/<run>            # and all runs trained alongside
     tensorboard --logdir runs
 
 Tags such as [pqn 5] refer to the implementation details in docs/rl-algorithms/pqn.md.
@@ -68,23 +68,23 @@ from tqdm import tqdm
 @dataclass
 class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment
-    seed: int = 1  # seed of the weights, the environments and all sampling
-    num_seeds: int = 1  # runs to train side by side, with seeds from seed on
-    sweep: tuple[str, ...] = ()  # values to combine, such as learning_rate=1e-4,1e-3 gamma=0.9,0.99
-    cuda: bool = True  # use a GPU where the networks are large enough to gain from it
+    seed: int = 1  # random seed of the weights, the environments and all sampling
+    num_seeds: int = 1  # runs to train in parallel, with consecutive seeds starting at seed
+    sweep: tuple[str, ...] = ()  # grid of values, such as learning_rate=1e-4,1e-3 gamma=0.9,0.99
+    cuda: bool = True  # use a GPU if the networks are large enough to benefit from it
     track: bool = False  # log to Weights & Biases as well
     wandb_project_name: str = "cleanRL"  # W&B project
     wandb_entity: str | None = None  # W&B team
     capture_video: bool = False  # record an episode at each checkpoint to runs/<run>/videos
     resume: str | None = None  # folder of an interrupted run to continue with its own flags
     checkpoint_interval: int = 100  # iterations between checkpoints
-    log_interval: int = 16  # iterations in one call of the program, at most
+    log_interval: int = 16  # maximum number of iterations per call of the compiled program
 
     env_id: str = "CartPole-v1"  # gymnax environment id; module:id imports the module first
     total_timesteps: int = 500_000  # environment steps of the whole run
     learning_rate: float = 2.5e-4  # initial learning rate of RAdam
     num_envs: int = 4  # parallel environments
-    reset_ratio: int = 1  # environments per new world drawn in each step; 16 for Craftax
+    reset_ratio: int = 1  # environments per world generated for resets in each step; 16 for Craftax
     num_steps: int = 128  # rollout length of each environment
     anneal_lr: bool = True  # anneal the learning rate linearly to 0
     gamma: float = 0.99  # discount factor
@@ -121,7 +121,7 @@ def expand_sweep(args):
         require(name in SWEEPABLE, f"sweep takes {', '.join(SWEEPABLE)}, not {name}")
         require(name not in choices, f"sweep has {name} twice")
         choices[name] = [float(value) for value in values.split(",")]
-        require(all(map(math.isfinite, choices[name])), f"sweep has {item}")
+        require(all(map(math.isfinite, choices[name])), f"sweep needs finite values, not {item}")
     all_args = []
     for combination in itertools.product(*choices.values()):
         values = dict(zip(choices, combination, strict=True))
@@ -133,9 +133,9 @@ def expand_sweep(args):
 
 
 def gather_batch(args):
-    """The flags of the run to resume and of all that were trained side by side with it, in order.
+    """The flags of the run to resume and of all runs trained in parallel with it, in order.
 
-    If the program died between two of their checkpoints, only those at the same step are."""
+    If the program died between two of their checkpoints, only of those at the same step."""
     folder = Path(args.resume).resolve()
     batch = json.loads((folder / "run.json").read_text())["batch"]
     step = last_step(folder)
@@ -162,7 +162,7 @@ class Craftax(Environment):
     """Craftax with gymnax's interface; its time limit truncates an episode."""
 
     def __init__(self, env_id):
-        craftax = importlib.import_module("craftax.craftax_env")  # which most runs do without
+        craftax = importlib.import_module("craftax.craftax_env")  # not needed by most runs
         self.env = craftax.make_craftax_env_from_name(env_id, auto_reset=False)
 
     @property
@@ -238,7 +238,7 @@ def make_gymnax_steps(args):
         )
         truncated = jax.vmap(env.is_truncated, (0, None))(env_state, env_params)
         is_last = terminated | truncated
-        if args.reset_ratio > 1:  # the n-th to end takes the n-th new world
+        if args.reset_ratio > 1:  # the n-th episode to end takes the n-th new world
             number = (jnp.cumsum(is_last) - 1) % (len(is_last) // args.reset_ratio)
             fresh = jax.tree.map(lambda x: x[number], fresh)
         choose = partial(jax.vmap(jnp.where), is_last)
@@ -250,13 +250,13 @@ def make_gymnax_steps(args):
 
 
 def take_patches(images):
-    """All 3x3 patches: as their product with a matrix, a convolution learns 20 times as fast."""
+    """All 3x3 patches: a convolution as a matrix product of them trains 20 times as fast."""
     rows = [images[:, i : i - 2 or None] for i in range(3)]
     return jnp.concatenate([row[:, :, j : j - 2 or None] for row in rows for j in range(3)], -1)
 
 
 class QNetwork(nn.Module):
-    """Layer normalization makes up for the missing target network [pqn 2]."""
+    """Layer normalization replaces the target network [pqn 2]."""
 
     num_actions: int
 
@@ -382,7 +382,7 @@ def make_program(args, envs):
         params = agent_state["params"]
         key, chance_key, choice_key, env_key, order_key = jax.random.split(run["key"], 5)
 
-        # act epsilon-greedily [pqn 4]; all that a rollout draws is drawn at once
+        # act epsilon-greedily [pqn 4]; all random numbers of a rollout are drawn at once
         explored = (run["global_step"] + N * jnp.arange(T)) / exploration_steps
         epsilon = args.start_e + jnp.minimum(1, explored) * (args.end_e - args.start_e)
         is_random = jax.random.uniform(chance_key, (T, N)) < epsilon[:, None]
@@ -440,7 +440,7 @@ def take(runs, number):
 
 
 def side_by_side(train_run, num_runs):
-    """Train all runs at once; one alone is faster without an axis for runs."""
+    """Train all runs at once; a single run is faster without an axis for runs."""
 
     def train_alone(*stacked):
         results = train_run(*take(stacked, 0))
@@ -488,7 +488,7 @@ def record_episode(envs, policy, seed, run_folder, global_step):
 
 sys.path.append(os.getcwd())  # --env-id my_envs:MyEnv-v0 finds my_envs.py here
 FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has its interface
+TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has the same API
 interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
 
 
@@ -517,7 +517,7 @@ def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
     """Check the autoreset mode and, for videos, that the environment renders frames."""
     require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
     if args.capture_video:
-        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array to record")
+        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array render mode")
         envs.reset()
         envs.render()  # MuJoCo needs OpenGL, which a server may not have
 
@@ -581,7 +581,7 @@ def seed_everything(args):
 
 
 def make_run_folder(args):
-    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a time that no other run has."""
+    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a unique time."""
     for second in itertools.count(int(time.time())):
         name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
         folder = Path("runs", re.sub(r"[/\\:]", "-", name))
@@ -602,7 +602,7 @@ def lock_run_folder(folder):
 
 
 def open_run(args, device, global_step, **more):
-    """The run folder, with the flags and versions in run.json, and the writer of its curves."""
+    """The run folder, with the flags and versions in run.json, and the writer of its metrics."""
     folder = Path(args.resume or "runs")
     with explain(f"log to {folder}"):
         if args.track:
@@ -638,7 +638,7 @@ def open_run(args, device, global_step, **more):
             names = dict(project=args.wandb_project_name, name=folder.name, resume="allow")
             if TRACKER == "wandb":
                 names |= dict(entity=args.wandb_entity, id=folder.name, reinit="create_new")
-            # in a context of its own, since a process may track many runs
+            # in its own context, since a process may track many runs
             tracker = Context().run(module.init, **names, config=asdict(args))
             atexit.register(tracker.finish)
     signal.signal(signal.SIGINT, interrupt)
@@ -650,7 +650,7 @@ def open_run(args, device, global_step, **more):
 
 
 class Writer:
-    """The curves of one run: TensorBoard events, and a tracker with --track."""
+    """Logs the metrics of one run to TensorBoard and, with --track, to a tracker."""
 
     def __init__(self, folder, tracker, global_step):
         name = f"events.out.tfevents.{time.time():.6f}.{platform.node()}"
@@ -659,7 +659,7 @@ class Writer:
         self.logged_videos = set(folder.glob("videos/*.mp4"))
         self.add_event(file_version="brain.Event:2")
         start = SessionLog(status=SessionLog.START)
-        self.add_event(step=global_step + 1, session_log=start)  # hides what a resume repeats
+        self.add_event(step=global_step + 1, session_log=start)  # hides steps that a resume repeats
 
     def add_event(self, **event):
         self.records.write(Event(wall_time=time.time(), **event).SerializeToString())
@@ -690,7 +690,7 @@ def interrupt(number, frame):
 
 
 def report_crash(args, folder, kind, error, traceback):
-    """Below the traceback, say where the run broke and how to resume it."""
+    """Below the traceback, say where the run failed and how to resume it."""
     error.add_note(f"{args.env_id} failed at step {global_step}, continue with --resume {folder}")
     sys.__excepthook__(kind, error, traceback)
 
@@ -717,7 +717,7 @@ class RecordVideo(gym.wrappers.vector.RecordVideo):
 
 
 def save_checkpoint(folder, state, global_step):
-    """Write a new file, then rename it: never an incomplete one. Stops if interrupted."""
+    """Write a new file, then rename it, so that none is incomplete. Stops if interrupted."""
     checkpoint = {"global_step": global_step} | to_state_dict(jax.device_get(state))
     checkpoint["args"] = json.loads((folder / "run.json").read_text())["args"]
     path = folder / "checkpoint.tmp"
@@ -752,7 +752,7 @@ def restore_checkpoint(args, state):
         require_finite_weights(checkpoint)
         restored = from_state_dict(state, {name: checkpoint[name] for name in state})
         shapes = jax.tree.map(lambda x: (np.shape(x), np.asarray(x).dtype), [state, restored])
-        require(shapes[0] == shapes[1], "its checkpoint has arrays of other shapes")
+        require(shapes[0] == shapes[1], "its checkpoint has arrays of different shapes")
         return jax.tree.map(jnp.array, restored), int(checkpoint["global_step"])
 
 
@@ -777,7 +777,7 @@ if __name__ == "__main__":
 
     keys = jnp.stack([seed_everything(run_args) for run_args in all_args])
     params = jax.eval_shape(init, keys[0])["agent"]["params"]
-    work = num_runs * N * sum(x.size for x in jax.tree.leaves(params))  # multiplications of a step
+    work = num_runs * N * sum(x.size for x in jax.tree.leaves(params))  # multiplications per step
     use_gpu = args.cuda and work >= 2**17
     device = jax.devices()[0] if use_gpu else jax.devices("cpu")[0]
     jax.config.update("jax_default_device", device)
@@ -828,7 +828,7 @@ if __name__ == "__main__":
         # log
         sps = num_runs * (global_step - start_step) / (time.time() - start_time)  # of all runs
         for number, (run_folder, writer) in enumerate(opened):
-            named = replace(args, env_id=run_folder.name)  # tells which run it was
+            named = replace(args, env_id=run_folder.name)  # so that errors name the run
             check_finite(named, global_step, **take(checked, number))
             scalars = take(metrics, number) | {"charts/SPS": int(sps)}
             known = {name: x for name, x in scalars.items() if not np.isnan(x)}

@@ -64,7 +64,7 @@ from tqdm import tqdm
 @dataclass
 class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment
-    seed: int = 1  # seed of the weights, the environments and all sampling
+    seed: int = 1  # random seed of the weights, the environments and all sampling
     cuda: bool = True  # use a GPU if there is one
     track: bool = False  # log to Weights & Biases as well
     wandb_project_name: str = "cleanRL"  # W&B project
@@ -72,16 +72,16 @@ class Args:
     capture_video: bool = False  # record the first environment to runs/<run>/videos
     resume: str | None = None  # folder of an interrupted run to continue with its own flags
     checkpoint_interval: int = 50_000  # environment steps between checkpoints
-    checkpoint_buffer: bool = False  # save the replay buffer too; else a resumed run refills it
+    checkpoint_buffer: bool = False  # save the replay buffer; otherwise a resumed run refills it
 
     teacher: str | None = None  # run folder of the teacher, a DQN of your own or from the Hub
     env_id: str = "BreakoutNoFrameskip-v4"  # Gymnasium environment id, also ALE/Breakout-v5
-    sticky: bool = False  # sticky actions (probability 0.25), and lives that do not end episodes
+    sticky: bool = False  # sticky actions (probability 0.25); loss of life does not end the episode
     total_timesteps: int = 10_000_000  # environment steps of the student
-    teacher_eval_episodes: int = 10  # games of each evaluation
-    teacher_steps: int = 500_000  # environment steps of the teacher to learn from
-    offline_steps: int = 500_000  # updates from the teacher's steps, before the student's first
-    temperature: float = 1.0  # of the softmax that makes policies of Q-values
+    teacher_eval_episodes: int = 10  # games per evaluation
+    teacher_steps: int = 500_000  # environment steps to collect with the teacher
+    offline_steps: int = 500_000  # updates on the teacher's steps before the student first acts
+    temperature: float = 1.0  # temperature of the softmax that turns Q-values into policies
     learning_rate: float = 1e-4  # learning rate of Adam
     num_envs: int = 1  # parallel environments
     buffer_size: int = 1_000_000  # capacity of the replay buffer in environment steps
@@ -92,7 +92,7 @@ class Args:
     start_e: float = 1.0  # initial epsilon of epsilon-greedy exploration
     end_e: float = 0.01  # final epsilon
     exploration_fraction: float = 0.1  # fraction of the run over which epsilon is annealed
-    learning_starts: int = 80_000  # environment steps before the first update from them
+    learning_starts: int = 80_000  # environment steps of the student before its first online update
     train_frequency: int = 4  # environment steps between updates
 
     def check(self):
@@ -137,7 +137,7 @@ class AtariLives(gym.vector.VectorWrapper):
         return self.obs, rewards, terminated | self.lost, truncated, infos
 
     def render(self):
-        """The newest frame of each environment, in the size and the three colors of a video."""
+        """The newest frame of each environment as an enlarged RGB image for videos."""
         frames = self.obs[:, -1, :, :, None]
         return list(frames.repeat(4, axis=1).repeat(4, axis=2).repeat(3, axis=3))
 
@@ -145,7 +145,7 @@ class AtariLives(gym.vector.VectorWrapper):
 def make_envs(args, num_envs, render_mode=None):
     gym.register_envs(ale_py)
     env_id = args.env_id
-    if env_id.endswith("NoFrameskip-v4"):  # the classic ids: what they stand for is set below
+    if env_id.endswith("NoFrameskip-v4"):  # the classic ids: their preprocessing is set below
         env_id = f"ALE/{env_id.removesuffix('NoFrameskip-v4')}-v5"
     start = dict(noop_max=30, use_fire_reset=True)  # [atari 1, 4]
     frames = dict(frameskip=4, maxpool=True, stack_num=4)  # [atari 2, 7]
@@ -199,10 +199,10 @@ class TeacherNetwork(nn.Module):
 
 
 class ReplayBuffer:
-    """The last steps of all environments in a ring [dqn 1].
+    """A ring buffer of the last steps of all environments [dqn 1].
 
-    Of each stack it keeps the newest frame [frames 1], and which of the four are not the black
-    ones before a game. The stacks are rebuilt from that [frames 2].
+    It keeps the newest frame of each stack [frames 1], and which of the four are not the black
+    padding before a game. The stacks are rebuilt from these [frames 2].
     """
 
     def __init__(self, size, envs):
@@ -210,14 +210,14 @@ class ReplayBuffer:
         self.size = size - size % envs.num_envs
         frame_shape = envs.single_observation_space.shape[1:]
         self.columns = dict(
-            frames=np.zeros((self.size, *frame_shape), dtype=np.uint8),  # takes memory as it fills
+            frames=np.zeros((self.size, *frame_shape), dtype=np.uint8),  # allocated as it fills
             is_shown=np.zeros((self.size, 4), dtype=bool),
             is_first=np.zeros(self.size, dtype=bool),  # after a reset
             actions=np.zeros(self.size, dtype=np.int32),
             rewards=np.zeros(self.size, dtype=np.float32),
             terminated=np.zeros(self.size, dtype=bool),
         )
-        self.added = np.zeros(1, dtype=np.int64)  # steps, also overwritten
+        self.added = np.zeros(1, dtype=np.int64)  # steps added in total
 
     def add(self, **step):
         start = self.num_added % self.size
@@ -235,10 +235,10 @@ class ReplayBuffer:
         return int(self.added[0])
 
     def sample(self, batch_size, rng):
-        """Uniformly drawn transitions [dqn 2]; a step before the start of an episode is none."""
+        """Sample transitions uniformly [dqn 2]; a step that only resets is not a transition."""
         rows = np.zeros(0, int)
-        oldest = max(0, self.num_added - self.size + 3 * self.num_envs)  # with its whole stack
-        newest = self.num_added - self.num_envs  # without its next observation yet
+        oldest = max(0, self.num_added - self.size + 3 * self.num_envs)  # with its full stack
+        newest = self.num_added - self.num_envs  # its next observation is not stored yet
         while len(rows) < batch_size:
             drawn = rng.integers(oldest, newest, 2 * batch_size) % self.size
             is_transition = ~self.columns["is_first"][(drawn + self.num_envs) % self.size]
@@ -246,13 +246,13 @@ class ReplayBuffer:
         rows = rows[:batch_size]
         window = rows[:, None] + self.num_envs * np.arange(-3, 2)  # the stack and the next frame
         stacks = self.columns["frames"][window % self.size]
-        stacks[:, :4][~self.columns["is_shown"][rows]] = 0  # those are of the game before
+        stacks[:, :4][~self.columns["is_shown"][rows]] = 0  # frames of the previous game
         names = ("actions", "rewards", "terminated")
         return {name: self.columns[name][rows] for name in names} | {"stacks": stacks}
 
 
 def distill_coeff(returns):
-    """From 1, where the student is as good as random play, to 0 at its teacher."""
+    """From 1, at the level of random play, to 0, at the level of the teacher."""
     above_random = returns["student"].mean() - returns["random"]
     progress = above_random / max(returns["teacher"] - returns["random"], 1e-8)
     return np.float32(np.clip(1 - progress, 0, 1))
@@ -278,7 +278,7 @@ def read_teacher(args, expected):
             raise ValueError("checkpoint.msgpack is damaged") from None
     params = checkpoint.get("agent", {}).get("params", {})
     fits = jax.tree.map(np.shape, params) == jax.tree.map(np.shape, expected)
-    require(fits, "it has not the Q-network of dqn_atari_jax.py")
+    require(fits, "it does not have the Q-network of dqn_atari_jax.py")
     require_finite_weights({"agent": params})
     return params
 
@@ -323,7 +323,7 @@ def evaluate(act, params, envs, epsilon, args):
 
 
 def count_due(every, global_step, num_envs):
-    """How many multiples of every the last step of all environments has passed."""
+    """How many multiples of `every` lie in the last num_envs environment steps."""
     return global_step // every - (global_step - num_envs) // every
 
 
@@ -402,7 +402,7 @@ def make_program(args, envs):
 
 sys.path.append(os.getcwd())  # --env-id my_envs:MyEnv-v0 finds my_envs.py here
 FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has its interface
+TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has the same API
 interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
 
 
@@ -431,7 +431,7 @@ def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
     """Check the autoreset mode and, for videos, that the environment renders frames."""
     require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
     if args.capture_video:
-        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array to record")
+        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array render mode")
         envs.reset()
         envs.render()  # MuJoCo needs OpenGL, which a server may not have
 
@@ -495,7 +495,7 @@ def seed_everything(args):
 
 
 def make_run_folder(args):
-    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a time that no other run has."""
+    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a unique time."""
     for second in itertools.count(int(time.time())):
         name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
         folder = Path("runs", re.sub(r"[/\\:]", "-", name))
@@ -516,7 +516,7 @@ def lock_run_folder(folder):
 
 
 def open_run(args, device, global_step, **more):
-    """The run folder, with the flags and versions in run.json, and the writer of its curves."""
+    """The run folder, with the flags and versions in run.json, and the writer of its metrics."""
     folder = Path(args.resume or "runs")
     with explain(f"log to {folder}"):
         if args.track:
@@ -552,7 +552,7 @@ def open_run(args, device, global_step, **more):
             names = dict(project=args.wandb_project_name, name=folder.name, resume="allow")
             if TRACKER == "wandb":
                 names |= dict(entity=args.wandb_entity, id=folder.name, reinit="create_new")
-            # in a context of its own, since a process may track many runs
+            # in its own context, since a process may track many runs
             tracker = Context().run(module.init, **names, config=asdict(args))
             atexit.register(tracker.finish)
     signal.signal(signal.SIGINT, interrupt)
@@ -564,7 +564,7 @@ def open_run(args, device, global_step, **more):
 
 
 class Writer:
-    """The curves of one run: TensorBoard events, and a tracker with --track."""
+    """Logs the metrics of one run to TensorBoard and, with --track, to a tracker."""
 
     def __init__(self, folder, tracker, global_step):
         name = f"events.out.tfevents.{time.time():.6f}.{platform.node()}"
@@ -573,7 +573,7 @@ class Writer:
         self.logged_videos = set(folder.glob("videos/*.mp4"))
         self.add_event(file_version="brain.Event:2")
         start = SessionLog(status=SessionLog.START)
-        self.add_event(step=global_step + 1, session_log=start)  # hides what a resume repeats
+        self.add_event(step=global_step + 1, session_log=start)  # hides steps that a resume repeats
 
     def add_event(self, **event):
         self.records.write(Event(wall_time=time.time(), **event).SerializeToString())
@@ -604,7 +604,7 @@ def interrupt(number, frame):
 
 
 def report_crash(args, folder, kind, error, traceback):
-    """Below the traceback, say where the run broke and how to resume it."""
+    """Below the traceback, say where the run failed and how to resume it."""
     error.add_note(f"{args.env_id} failed at step {global_step}, continue with --resume {folder}")
     sys.__excepthook__(kind, error, traceback)
 
@@ -631,7 +631,7 @@ class RecordVideo(gym.wrappers.vector.RecordVideo):
 
 
 def save_checkpoint(folder, state, global_step):
-    """Write a new file, then rename it: never an incomplete one. Stops if interrupted."""
+    """Write a new file, then rename it, so that none is incomplete. Stops if interrupted."""
     checkpoint = {"global_step": global_step} | to_state_dict(jax.device_get(state))
     checkpoint["args"] = json.loads((folder / "run.json").read_text())["args"]
     path = folder / "checkpoint.tmp"
@@ -666,7 +666,7 @@ def restore_checkpoint(args, state):
         require_finite_weights(checkpoint)
         restored = from_state_dict(state, {name: checkpoint[name] for name in state})
         shapes = jax.tree.map(lambda x: (np.shape(x), np.asarray(x).dtype), [state, restored])
-        require(shapes[0] == shapes[1], "its checkpoint has arrays of other shapes")
+        require(shapes[0] == shapes[1], "its checkpoint has arrays of different shapes")
         return jax.tree.map(jnp.array, restored), int(checkpoint["global_step"])
 
 
@@ -709,7 +709,7 @@ if __name__ == "__main__":
         buffer.load(saved["buffer"], saved["added"])
     run_folder, writer = open_run(args, device, global_step)
 
-    # measure the teacher, and random play [qdagger 1]
+    # evaluate the teacher and random play [qdagger 1]
     if is_new:
         random_returns = evaluate(act_as_teacher, teacher, envs, 1.0, args)
         teacher_returns = evaluate(act_as_teacher, teacher, envs, args.end_e, args)
@@ -737,12 +737,12 @@ if __name__ == "__main__":
         if interrupted.is_set():
             save_checkpoint(run_folder, state | {"agent": agent}, global_step)
 
-    # learn from them alone [qdagger 5]
+    # learn offline, from these steps only [qdagger 5]
     num_iterations = args.total_timesteps // N
     last_step = args.offline_steps + num_iterations * N
     progress = tqdm(initial=global_step, total=last_step, unit="step", unit_scale=True)
     while global_step < args.offline_steps:
-        rng = np.random.default_rng((args.seed, global_step))  # no state that a resume would need
+        rng = np.random.default_rng((args.seed, global_step))  # no state to save for --resume
         batch = buffer.sample(args.batch_size, rng)
         agent, losses = learn(agent, batch, teacher, np.float32(1))
         global_step += 1
@@ -780,7 +780,7 @@ if __name__ == "__main__":
     for iteration in range((global_step - args.offline_steps) // N, num_iterations):
         # act epsilon-greedily [dqn 3]
         epsilon = np.interp(global_step, (0, exploration_steps), (args.start_e, args.end_e))
-        rng = np.random.default_rng((args.seed, global_step))  # no state that a resume would need
+        rng = np.random.default_rng((args.seed, global_step))  # no state to save for --resume
         is_random = rng.random(N) < epsilon
         actions = rng.integers(action_space.n, size=N)
         if not is_random.all():

@@ -56,7 +56,7 @@ from tqdm import tqdm
 @dataclass
 class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment
-    seed: int = 1  # seed of the weights, the environments and all sampling
+    seed: int = 1  # random seed of the weights, the environments and all sampling
     torch_deterministic: bool = True  # use deterministic PyTorch algorithms
     cuda: bool = True  # use a GPU if there is one
     track: bool = False  # log to Weights & Biases as well
@@ -65,10 +65,10 @@ class Args:
     capture_video: bool = False  # record the first environment to runs/<run>/videos
     resume: str | None = None  # folder of an interrupted run to continue with its own flags
     checkpoint_interval: int = 50_000  # environment steps between checkpoints
-    checkpoint_buffer: bool = False  # save the replay buffer too; else a resumed run refills it
+    checkpoint_buffer: bool = False  # save the replay buffer; otherwise a resumed run refills it
 
     env_id: str = "BreakoutNoFrameskip-v4"  # Gymnasium environment id, also ALE/Breakout-v5
-    sticky: bool = False  # sticky actions (probability 0.25), and lives that do not end episodes
+    sticky: bool = False  # sticky actions (probability 0.25); loss of life does not end the episode
     total_timesteps: int = 10_000_000  # environment steps of the whole run
     learning_rate: float = 6.25e-5  # learning rate of Adam
     num_envs: int = 1  # parallel environments
@@ -88,8 +88,8 @@ class Args:
     train_frequency: int = 4  # environment steps between updates
     n_step: int = 3  # steps of n-step returns
     prioritized_replay_alpha: float = 0.5  # exponent of the priorities; 0 samples uniformly
-    prioritized_replay_beta: float = 0.4  # initial exponent of the importance weights, rises to 1
-    prioritized_replay_eps: float = 1e-6  # added to the errors so that none is 0
+    prioritized_replay_beta: float = 0.4  # initial exponent of importance weights, annealed to 1
+    prioritized_replay_eps: float = 1e-6  # added to the errors so that no priority is 0
 
     def check(self):
         """Reject invalid flags before anything is written."""
@@ -135,7 +135,7 @@ class AtariLives(gym.vector.VectorWrapper):
         return self.obs, rewards, terminated | self.lost, truncated, infos
 
     def render(self):
-        """The newest frame of each environment, in the size and the three colors of a video."""
+        """The newest frame of each environment as an enlarged RGB image for videos."""
         frames = self.obs[:, -1, :, :, None]
         return list(frames.repeat(4, axis=1).repeat(4, axis=2).repeat(3, axis=3))
 
@@ -143,7 +143,7 @@ class AtariLives(gym.vector.VectorWrapper):
 def make_envs(args, num_envs, render_mode=None):
     gym.register_envs(ale_py)
     env_id = args.env_id
-    if env_id.endswith("NoFrameskip-v4"):  # the classic ids: what they stand for is set below
+    if env_id.endswith("NoFrameskip-v4"):  # the classic ids: their preprocessing is set below
         env_id = f"ALE/{env_id.removesuffix('NoFrameskip-v4')}-v5"
     start = dict(noop_max=30, use_fire_reset=True)  # [atari 1, 4]
     frames = dict(frameskip=4, maxpool=True, stack_num=4)  # [atari 2, 7]
@@ -205,7 +205,7 @@ class QNetwork(nn.Module):
 
 
 def project(pmfs, returns, atoms):
-    """Move probabilities of returns to the atoms below and above, more to the nearer [c51 2]."""
+    """Split the probability of each return linearly between the two nearest atoms [c51 2]."""
     v_min, v_max = atoms[0], atoms[-1]
     positions = (returns.clamp(v_min, v_max) - v_min) / (v_max - v_min) * (len(atoms) - 1)
     below = positions.floor().long()
@@ -249,7 +249,7 @@ class SumTree:
             self.nodes[nodes] = self.children[nodes].sum(1)
 
     def draw(self, count):
-        """Rows, one from each of count equal parts of the sum of all."""
+        """Stratified sampling: one row from each of count equal parts of the total priority."""
         parts = np.arange(count) + torch.rand(count, dtype=torch.float64).numpy()
         shares = parts / count * self.nodes[0]  # how much of a node's sum lies before the row
         nodes = np.zeros(count, int)
@@ -263,10 +263,10 @@ class SumTree:
 
 
 class ReplayBuffer(nn.Module):
-    """The last steps of all environments in a ring [dqn 1]; as a module it fits in a checkpoint.
+    """A ring buffer of the last steps [dqn 1]; an nn.Module, so that checkpoints can include it.
 
-    Of each stack it keeps the newest frame [frames 1], and which of the four are not the black
-    ones before a game. The stacks are rebuilt from that [frames 2].
+    It keeps the newest frame of each stack [frames 1], and which of the four are not the black
+    padding before a game. The stacks are rebuilt from these [frames 2].
     """
 
     def __init__(self, size, envs, n_step, gamma):
@@ -276,7 +276,7 @@ class ReplayBuffer(nn.Module):
         self.n_step = n_step
         self.discounts = np.float32(gamma ** np.arange(n_step + 1.0))
         frame_shape = envs.single_observation_space.shape[1:]
-        frames = np.zeros((self.size, *frame_shape), dtype=np.uint8)  # takes memory as it fills
+        frames = np.zeros((self.size, *frame_shape), dtype=np.uint8)  # allocated as it fills
         num_nodes = SumTree.count_nodes(self.size)
         self.register_buffer("frames", torch.from_numpy(frames))
         self.register_buffer("is_shown", torch.zeros(self.size, 4, dtype=torch.bool))
@@ -284,7 +284,7 @@ class ReplayBuffer(nn.Module):
         self.register_buffer("actions", torch.zeros(self.size, dtype=torch.int64))
         self.register_buffer("rewards", torch.zeros(self.size))
         self.register_buffer("terminated", torch.zeros(self.size, dtype=torch.bool))
-        self.register_buffer("added", torch.zeros(1, dtype=torch.int64))  # steps, also overwritten
+        self.register_buffer("added", torch.zeros(1, dtype=torch.int64))  # steps added in total
         self.register_buffer("priorities", torch.zeros(num_nodes, dtype=torch.float64))
         self.register_buffer("max_priority", torch.ones(1, dtype=torch.float64))  # so far
         self.columns = {name: x.numpy() for name, x in self.named_buffers()}  # shares the memory
@@ -314,7 +314,7 @@ class ReplayBuffer(nn.Module):
     def stacks(self, rows):
         window = rows[:, None] + self.num_envs * np.arange(-3, 1)
         stacks = self.columns["frames"][window % self.size]
-        stacks[~self.columns["is_shown"][rows]] = 0  # those are of the game before
+        stacks[~self.columns["is_shown"][rows]] = 0  # frames of the previous game
         return stacks
 
     def sample(self, batch_size, beta, device):
@@ -368,7 +368,7 @@ class CUDAGraph:
 
 
 def count_due(every, global_step, num_envs):
-    """How many multiples of every the last step of all environments has passed."""
+    """How many multiples of `every` lie in the last num_envs environment steps."""
     return global_step // every - (global_step - num_envs) // every
 
 
@@ -390,11 +390,11 @@ def load_policy(checkpoint, envs):
 
 sys.path.append(os.getcwd())  # --env-id my_envs:MyEnv-v0 finds my_envs.py here
 FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has its interface
+TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has the same API
 interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
 NUMPY = [np.ndarray, np.dtype, np._core.multiarray._reconstruct, np._core.multiarray.scalar]
 NUMPY += [type(np.dtype(code)) for code in "?bBhHiIlLefd"]
-torch.serialization.add_safe_globals(NUMPY)  # NumPy arrays and scalars fit into a checkpoint
+torch.serialization.add_safe_globals(NUMPY)  # checkpoints may hold NumPy arrays and scalars
 
 
 def require(condition, message):
@@ -422,7 +422,7 @@ def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
     """Check the autoreset mode and, for videos, that the environment renders frames."""
     require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
     if args.capture_video:
-        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array to record")
+        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array render mode")
         envs.reset()
         envs.render()  # MuJoCo needs OpenGL, which a server may not have
 
@@ -489,7 +489,7 @@ def seed_everything(args):
 
 
 def make_run_folder(args):
-    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a time that no other run has."""
+    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a unique time."""
     for second in itertools.count(int(time.time())):
         name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
         folder = Path("runs", re.sub(r"[/\\:]", "-", name))
@@ -552,7 +552,7 @@ def open_run(args, device, global_step, **more):
     print(f"run folder: {folder}")
     print(f"device: {device}, {torch.get_num_threads()} CPU threads", flush=True)
     writer = TrackioWriter if args.track and TRACKER == "trackio" else SummaryWriter
-    return folder, writer(folder, purge_step=global_step + 1)  # hides what a resume repeats
+    return folder, writer(folder, purge_step=global_step + 1)  # hides steps that a resume repeats
 
 
 class TrackioWriter(SummaryWriter):
@@ -571,7 +571,7 @@ def interrupt(number, frame):
 
 
 def report_crash(args, folder, kind, error, traceback):
-    """Below the traceback, say where the run broke and how to resume it."""
+    """Below the traceback, say where the run failed and how to resume it."""
     error.add_note(f"{args.env_id} failed at step {global_step}, continue with --resume {folder}")
     sys.__excepthook__(kind, error, traceback)
 
@@ -606,7 +606,7 @@ def log_videos(folder, logged, global_step):
 
 
 def save_checkpoint(folder, modules, global_step):
-    """Write a new file, then rename it: never an incomplete one. Stops if interrupted."""
+    """Write a new file, then rename it, so that none is incomplete. Stops if interrupted."""
     checkpoint = {name: module.state_dict() for name, module in modules.items()}
     checkpoint["args"] = json.loads((folder / "run.json").read_text())["args"]
     checkpoint["global_step"] = global_step
@@ -689,7 +689,7 @@ if __name__ == "__main__":
         modules["buffer"] = buffer
     global_step = start_step = restore_checkpoint(args, modules)
     for group in optimizer.param_groups:
-        group["capturable"] = use_cuda  # a CUDA graph can hold its steps
+        group["capturable"] = use_cuda  # a CUDA graph can contain its steps
     run_folder, writer = open_run(args, device, global_step)
     logged_videos = set(run_folder.glob("videos/*.mp4"))
     if args.capture_video:
@@ -710,7 +710,7 @@ if __name__ == "__main__":
 
     def learn(**b):
         """One update [dqn 4]; truncated episodes are bootstrapped, terminated ones are not."""
-        with torch.no_grad():  # one network chooses the action, the other values it [rainbow 6]
+        with torch.no_grad():  # one network selects the action, the other evaluates it [rainbow 6]
             next_actions = q_network.q_values(b["next_obs"]).argmax(1)
             next_pmfs = target_network(b["next_obs"])[index, next_actions].exp()
             next_returns = b["discounts"][:, None] * atoms * ~b["terminated"][:, None]

@@ -54,7 +54,7 @@ from tqdm import tqdm
 @dataclass
 class Args:
     exp_name: str = Path(__file__).stem  # name of the experiment
-    seed: int = 1  # seed of the weights, the environments and all sampling
+    seed: int = 1  # random seed of the weights, the environments and all sampling
     torch_deterministic: bool = True  # use deterministic PyTorch algorithms
     cuda: bool = True  # use a GPU if there is one
     track: bool = False  # log to Weights & Biases as well
@@ -63,7 +63,7 @@ class Args:
     capture_video: bool = False  # record the first environment to runs/<run>/videos
     resume: str | None = None  # folder of an interrupted run to continue with its own flags
     checkpoint_interval: int = 50_000  # environment steps between checkpoints
-    checkpoint_buffer: bool = False  # save the replay buffer too; else a resumed run refills it
+    checkpoint_buffer: bool = False  # save the replay buffer; otherwise a resumed run refills it
 
     env_id: str = "Hopper-v4"  # Gymnasium environment id
     total_timesteps: int = 1_000_000  # environment steps of the whole run
@@ -78,8 +78,8 @@ class Args:
     batch_size: int = 256  # transitions per update
     utd: int = 1  # updates per environment step
     learning_starts: int = 5_000  # environment steps with random actions before the first update
-    policy_frequency: int = 2  # Q-network updates before the actor makes as many
-    alpha: float = 0.2  # temperature, the coefficient of the entropy, without autotune
+    policy_frequency: int = 2  # Q-network updates after which the actor is updated equally often
+    alpha: float = 0.2  # temperature (entropy coefficient) without autotune
     autotune: bool = True  # tune the temperature towards the target entropy
 
     def check(self):
@@ -99,7 +99,7 @@ def make_envs(args, num_envs, render_mode=None):
 
 
 def rescale(actions, space):
-    """From -1 to 1, as the networks and the replay buffer have them, to their bounds [ddpg 1]."""
+    """Rescale actions from [-1, 1], as in networks and replay buffer, to their bounds [ddpg 1]."""
     share = (actions.reshape(-1, *space.shape) + 1) / 2
     scaled = space.low * (1 - share) + space.high * share  # high - low may overflow
     return scaled.clip(space.low, space.high)  # rounding may exceed them
@@ -123,7 +123,7 @@ class Actor(nn.Module):
 
 
 def sample(mean, log_std):
-    """Actions from a Gaussian squashed by tanh [sac 1], and the logarithms of their densities."""
+    """Actions from a tanh-squashed Gaussian [sac 1], and their log-densities."""
     noise = torch.randn_like(mean)
     unsquashed = mean + log_std.exp() * noise
     # the slope of tanh is 1 - tanh^2; this form of its logarithm does not underflow
@@ -158,7 +158,7 @@ class QNetworks(nn.ModuleList):
 
 
 class ReplayBuffer(nn.Module):
-    """The last transitions in a ring [ddpg 2]; as a module it fits in a checkpoint."""
+    """A ring buffer of transitions [ddpg 2]; an nn.Module, so that checkpoints can include it."""
 
     def __init__(self, size, envs):
         super().__init__()
@@ -170,7 +170,7 @@ class ReplayBuffer(nn.Module):
         self.register_buffer("rewards", torch.zeros(self.size))
         self.register_buffer("next_obs", torch.zeros(self.size, obs_dim))
         self.register_buffer("terminated", torch.zeros(self.size, dtype=torch.bool))
-        self.register_buffer("added", torch.zeros(1, dtype=torch.int64))  # also overwritten ones
+        self.register_buffer("added", torch.zeros(1, dtype=torch.int64))  # added in total
         self.columns = {name: x.numpy() for name, x in self.named_buffers()}  # shares the memory
 
     def add(self, **transitions):
@@ -194,7 +194,7 @@ class ReplayBuffer(nn.Module):
 class CUDAGraph:
     """Calls a function of tensors; from the second call on, its CUDA kernels are replayed.
 
-    Launching them one by one takes longer than running them: replayed, DDPG, TD3 and SAC make 5.7
+    Launching them one by one takes longer than running them: replayed, DDPG, TD3 and SAC run 5.7
     to 9.6 times as many steps per second on an H200. Results are identical bit for bit.
     """
 
@@ -218,7 +218,7 @@ class CUDAGraph:
 
 
 def count_due(every, global_step, num_envs):
-    """How many multiples of every the last step of all environments has passed."""
+    """How many multiples of `every` lie in the last num_envs environment steps."""
     return global_step // every - (global_step - num_envs) // every
 
 
@@ -240,11 +240,11 @@ def load_policy(checkpoint, envs):
 
 sys.path.append(os.getcwd())  # --env-id my_envs:MyEnv-v0 finds my_envs.py here
 FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has its interface
+TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has the same API
 interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
 NUMPY = [np.ndarray, np.dtype, np._core.multiarray._reconstruct, np._core.multiarray.scalar]
 NUMPY += [type(np.dtype(code)) for code in "?bBhHiIlLefd"]
-torch.serialization.add_safe_globals(NUMPY)  # NumPy arrays and scalars fit into a checkpoint
+torch.serialization.add_safe_globals(NUMPY)  # checkpoints may hold NumPy arrays and scalars
 
 
 def require(condition, message):
@@ -272,7 +272,7 @@ def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
     """Check the autoreset mode and, for videos, that the environment renders frames."""
     require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
     if args.capture_video:
-        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array to record")
+        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array render mode")
         envs.reset()
         envs.render()  # MuJoCo needs OpenGL, which a server may not have
 
@@ -339,7 +339,7 @@ def seed_everything(args):
 
 
 def make_run_folder(args):
-    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a time that no other run has."""
+    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a unique time."""
     for second in itertools.count(int(time.time())):
         name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
         folder = Path("runs", re.sub(r"[/\\:]", "-", name))
@@ -402,7 +402,7 @@ def open_run(args, device, global_step, **more):
     print(f"run folder: {folder}")
     print(f"device: {device}, {torch.get_num_threads()} CPU threads", flush=True)
     writer = TrackioWriter if args.track and TRACKER == "trackio" else SummaryWriter
-    return folder, writer(folder, purge_step=global_step + 1)  # hides what a resume repeats
+    return folder, writer(folder, purge_step=global_step + 1)  # hides steps that a resume repeats
 
 
 class TrackioWriter(SummaryWriter):
@@ -421,7 +421,7 @@ def interrupt(number, frame):
 
 
 def report_crash(args, folder, kind, error, traceback):
-    """Below the traceback, say where the run broke and how to resume it."""
+    """Below the traceback, say where the run failed and how to resume it."""
     error.add_note(f"{args.env_id} failed at step {global_step}, continue with --resume {folder}")
     sys.__excepthook__(kind, error, traceback)
 
@@ -456,7 +456,7 @@ def log_videos(folder, logged, global_step):
 
 
 def save_checkpoint(folder, modules, global_step):
-    """Write a new file, then rename it: never an incomplete one. Stops if interrupted."""
+    """Write a new file, then rename it, so that none is incomplete. Stops if interrupted."""
     checkpoint = {name: module.state_dict() for name, module in modules.items()}
     checkpoint["args"] = json.loads((folder / "run.json").read_text())["args"]
     checkpoint["global_step"] = global_step
@@ -549,7 +549,7 @@ if __name__ == "__main__":
     global_step = start_step = restore_checkpoint(args, modules)
     for optimizer in (actor_optimizer, q_optimizer, alpha_optimizer):
         for group in optimizer.param_groups:
-            group["capturable"] = use_cuda  # a CUDA graph can hold its steps
+            group["capturable"] = use_cuda  # a CUDA graph can contain its steps
     run_folder, writer = open_run(args, device, global_step)
     logged_videos = set(run_folder.glob("videos/*.mp4"))
     if args.capture_video:
@@ -610,7 +610,7 @@ if __name__ == "__main__":
 
     @torch.no_grad()
     def update_targets():
-        """Target networks move by the share tau towards their networks [ddpg 6]."""
+        """Soft update of the target networks with rate tau [ddpg 6]."""
         pairs = zip(target_q_networks.parameters(), q_networks.parameters(), strict=True)
         for target, param in pairs:
             target.lerp_(param, args.tau)
@@ -639,7 +639,7 @@ if __name__ == "__main__":
         check_finite(args, global_step, observation=next_obs, reward=rewards)
         progress.update(N)
 
-        # remember all steps but those that only reset an environment
+        # remember all steps except those that only reset an environment
         buffer.add(
             obs=obs[~is_last],
             actions=actions[~is_last],

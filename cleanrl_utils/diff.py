@@ -1,9 +1,9 @@
-"""Two variants side by side: what one does differently from the other, and nothing else.
+"""Show two variants side by side: only what differs between them.
 
     python -m cleanrl_utils.diff ppo ppo_atari
     python -m cleanrl_utils.diff ppo path/to/my_ppo.py --html diff.html
 
-Lines beside each other count as changed; the header (script header, docstring, Args) counts apart.
+Paired lines count as changed; the header (script header, docstring, Args) is counted separately.
 """
 
 import ast
@@ -70,7 +70,7 @@ summary {{ background: var(--bar); color: var(--faint); padding: .1rem .8rem;
 class Args:
     old: tyro.conf.Positional[str]  # name of a file in cleanrl/, such as ppo, or any path
     new: tyro.conf.Positional[str]  # the file to compare it with
-    all: bool = False  # show the whole files, not only the changed places
+    all: bool = False  # show the whole files instead of the changes only
     html: str | None = None  # write a web page into this file instead
 
 
@@ -79,7 +79,7 @@ def read_lines(name):
     path = CLEANRL / f"{name}.py" if name in names else Path(name)
     if not path.is_file():
         nearest = get_close_matches(path.stem, names, n=1)
-        hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(names)}"
+        hint = f"did you mean {nearest[0]}?" if nearest else f"choose from {', '.join(names)}"
         raise SystemExit(f"no file called {name}, neither in cleanrl/ nor as a path: {hint}")
     with explain(f"read {name}"):
         return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
@@ -235,5 +235,5 @@ if __name__ == "__main__":
         heading += "\n" + render_terminal(rows, width, colour, args.all)
     try:
         print(heading, flush=True)
-    except BrokenPipeError:  # head or less has seen enough
+    except BrokenPipeError:  # head or less has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -61,21 +61,21 @@ class Args:
     ] = ()
     episodes: int = 10  # episodes to play
     seed: int = 1000  # seed of the environments and of the sampled actions
-    epsilon: float = 0.0  # probability of a random action, for agents that explored that way
+    epsilon: float = 0.0  # probability of a random action, for epsilon-greedy agents
     deterministic: bool = False  # take the most likely action instead of sampling
     render: Literal["human"] | None = None  # open a window
     video: bool = False  # record every episode to the run's videos/
     grid: bool = False  # instead, one video of several runs, checkpoints or a run's snapshots
     snapshots: bool = False  # instead, during training, keep each checkpoint's policy in snapshots/
-    file: Path | None = None  # algorithm file of the policy, if not that of the run in cleanrl/
-    env_id: str | None = None  # environment, if not the run's or if a module must be imported
+    file: Path | None = None  # algorithm file of the policy; by default, the run's in cleanrl/
+    env_id: str | None = None  # environment, if it is not the run's or needs an import (module:id)
     exp_name: str | None = None  # play the Hub's model of this experiment and --env-id
     run_seed: int = 1  # seed of that model's run
     hf_entity: str = "cleanrl"  # user or organization of that model
 
 
 def read_run(run_folder):
-    """What run.json says. It may be a stranger's: nothing of it is executed."""
+    """The content of run.json. It may be untrusted: nothing in it is executed."""
     with explain(f"read {run_folder}/run.json"):
         return runs.read_run(run_folder)
 
@@ -137,7 +137,7 @@ def learned(checkpoint):
 
 
 def import_algorithm(name, file=None):
-    """The names of an algorithm file. A stranger's file is never run, only ours of that name."""
+    """The names of an algorithm file. Untrusted files are never run, only ours of that name."""
     file = file or ALGORITHMS / Path(str(name)).name
     if not file.is_file():
         raise SystemExit(f"there is no {file}: pass the algorithm file of this run with --file")
@@ -159,7 +159,7 @@ def make_agent(
     deterministic=False,
 ):
     """The id of an environment of the run's kind, the environment, and the policy for it."""
-    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # pygame complains where there is no sound
+    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # pygame warns on machines without sound
     run = read_run(run_folder)
     run_args = run["args"] | {"env_id": str(env_id or run["args"].get("env_id"))}
     if ":" in run_args["env_id"] and not env_id:  # part of the id is a module to import
@@ -167,8 +167,8 @@ def make_agent(
         raise SystemExit(f"playing will import {module}: if you trust it, add --env-id {module}")
     algorithm = import_algorithm(run["file"], file)
     if epsilon and not hasattr(algorithm["Args"], "end_e"):
-        problem = f"those of {(file or Path(run['file'])).name} did not"
-        raise SystemExit(f"--epsilon is for agents that explored that way, which {problem}")
+        problem = f"those of {(file or Path(run['file'])).name} are not"
+        raise SystemExit(f"--epsilon is for epsilon-greedy agents, which {problem}")
     load_policy = algorithm["load_policy"]
     options = {}
     if deterministic and "deterministic" in inspect.signature(load_policy).parameters:
@@ -252,7 +252,7 @@ def new_video(path, size, envs):
     from moviepy.video.io.ffmpeg_writer import FFMPEG_VideoWriter  # late: it is slow to import
 
     path.parent.mkdir(exist_ok=True)
-    path.unlink(missing_ok=True)  # never write through a stranger's link
+    path.unlink(missing_ok=True)  # never write through an untrusted link
     fps = envs.metadata.get("render_fps", 30)
     return FFMPEG_VideoWriter(str(path), size, fps, preset="veryfast", pixel_format="rgb24")
 
@@ -322,11 +322,11 @@ def write_evaluation(run_folder, evaluation):
     from torch.utils.tensorboard import SummaryWriter  # late: it is slow to import
 
     part = run_folder / "eval.tmp"
-    part.unlink(missing_ok=True)  # never write through a stranger's link
+    part.unlink(missing_ok=True)  # never write through an untrusted link
     part.write_text(json.dumps(evaluation, indent=2))
     os.replace(part, run_folder / "eval.json")
     shutil.rmtree(run_folder / "eval", ignore_errors=True)
-    # purge_step makes a TensorBoard that is open forget the last evaluation
+    # purge_step makes an open TensorBoard discard the last evaluation
     with SummaryWriter(run_folder / "eval", purge_step=0) as writer:
         for episode, episodic_return in enumerate(evaluation["returns"]):
             writer.add_scalar("eval/episodic_return", episodic_return, episode)
@@ -430,7 +430,7 @@ class Player:
         if has_ended(infos):
             self.is_over = True
             self.episodic_return = float(infos["episode"]["r"][0])
-            self.frame = self.frame // 2  # what is over gets dark
+            self.frame = self.frame // 2  # finished episodes are darkened
 
 
 def make_players(checkpoints, seed, **choices):
@@ -551,7 +551,7 @@ def main():
         if len(found) == 1:
             read_run(run_folder)
             found = [(run_folder, snapshot) for snapshot in snapshots_of(run_folder)]
-            hint = "run --snapshots beside its training to keep more of them"
+            hint = "run --snapshots during training to keep more of them"
             if len(found) == 1:
                 raise SystemExit(f"{run_folder} has one checkpoint: {hint}")
         if len(found) > GRID_CELLS:

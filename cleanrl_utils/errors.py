@@ -38,7 +38,7 @@ EXTRAS = {  # extra of pyproject.toml: modules that it installs
     "export": "onnx onnxruntime onnxscript safetensors",
     "dev": "pytest",
 }
-# errors whose message is a riddle without their name
+# errors whose message is meaningless without their name
 SAY_LITTLE = LookupError | AssertionError | ImportError | TypeError | AttributeError
 
 
@@ -83,7 +83,7 @@ def shorten(text, length=400):
 
 
 def need(*modules):
-    """End with the install command of the first of these modules that is not there."""
+    """End with the install command of the first of these modules that is missing."""
     for name in modules:
         if not importlib.util.find_spec(name):
             raise SystemExit(missing(name))

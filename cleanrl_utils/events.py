@@ -139,7 +139,7 @@ def decode(data, starts, lengths):
     """{tag: [arrays of rows (record, step, value, time)]}, restarts as (record, step), bad records.
 
     One record of each layout is parsed; those that differ from it only in their numbers are decoded
-    all at once in the same way. The third value counts the records that are no events.
+    all at once in the same way. The third value counts the records that are not events.
     """
     scalars, restarts, unreadable = {}, [], 0
     for length in np.unique(lengths):
@@ -195,7 +195,7 @@ def parse(paths):
         if problem:
             problems.append(problem)
         if unreadable:
-            problems.append(f"{path.name} has {unreadable:,} records that are no events")
+            problems.append(f"{path.name} has {unreadable:,} records that are not events")
         new = {tag: np.concatenate(rows) for tag, rows in found.items()}
         new = {tag: rows[np.argsort(rows[:, 0], kind="stable")] for tag, rows in new.items()}
         for number, step in restarts:  # what came before, at this step or later, is void
@@ -211,7 +211,7 @@ def parse(paths):
 
 
 def read_cache(path, stamps):
-    """What parse returned for files with these stamps, or None. A stranger's cache runs no code."""
+    """What parse returned for files with these stamps, or None. An untrusted cache runs no code."""
     try:
         if path.is_symlink() or not path.is_file():
             return None
@@ -237,7 +237,7 @@ def write_cache(path, stamps, scalars, problems):
     arrays = {str(i): rows for i, rows in enumerate(scalars.values())}
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     try:
-        temporary.unlink(missing_ok=True)  # never write through a stranger's link
+        temporary.unlink(missing_ok=True)  # never write through an untrusted link
         with temporary.open("xb") as file:
             np.savez(file, about=np.frombuffer(about, np.uint8), **arrays)
         os.replace(temporary, path)

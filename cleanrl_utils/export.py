@@ -51,8 +51,8 @@ ACTIVATIONS = {"tanh": np.tanh, "relu": lambda x: np.maximum(x, 0)}
 class Args:
     run: tyro.conf.Positional[str]  # its folder, a checkpoint in it, or hf://entity/repository
     output: tyro.conf.Positional[Path]  # file to write: .onnx, .safetensors or .json
-    file: Path | None = None  # algorithm file of the policy, if not that of the run in cleanrl/
-    env_id: str | None = None  # environment, if not the run's or if a module must be imported
+    file: Path | None = None  # algorithm file of the policy; by default, the run's in cleanrl/
+    env_id: str | None = None  # environment, if it is not the run's or needs an import (module:id)
 
 
 class Policy(nn.Module):

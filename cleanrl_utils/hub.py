@@ -1,4 +1,4 @@
-"""Share trained agents on the Hugging Face Hub, and fetch those of others.
+"""Share trained agents on the Hugging Face Hub, and download those of others.
 
     python -m cleanrl_utils.hub push runs/<run> --hf-entity me
     python -m cleanrl_utils.hub pull cleanrl/CartPole-v1-dqn-seed1
@@ -65,10 +65,10 @@ class Push:
 
     run_folder: tyro.conf.Positional[Path]  # folder of the run
     hf_entity: str  # user or organization to share it as; log in with `hf auth login`
-    private: bool = False  # only for those who are allowed to see it
-    episodes: int = 10  # evaluation episodes; enjoy's evaluation counts if it has as many
+    private: bool = False  # make the repository private
+    episodes: int = 10  # evaluation episodes; an evaluation by enjoy is reused if it has this many
     file: Path | None = None  # algorithm file of the run, if not the one in cleanrl/ of that name
-    env_id: str | None = None  # its environment, if that is one that has to be imported
+    env_id: str | None = None  # environment of the run, if it needs an import (module:id)
 
 
 @dataclass
@@ -76,7 +76,7 @@ class Pull:
     """Fetch a model into a run's folder, for cleanrl_utils.enjoy."""
 
     repository: tyro.conf.Positional[str]  # entity/repository, or hf://entity/repository
-    into: Path = Path("runs")  # where to make the folder
+    into: Path = Path("runs")  # parent of the new run folder
 
 
 def repo_name(env_id, exp_name, seed):
@@ -158,8 +158,8 @@ def trained_by(file, about, run_folder=None):
     """The source that a run tells the hash of, and where it was found; else the file as it is."""
     for content, found in sources(file, about, run_folder):
         if sha256(content).hexdigest() == about.get("sha256"):
-            return content.decode(), f"is the file that did it, {found}"
-    return file.read_text(), "is that file as it is now: the source that did it is not known"
+            return content.decode(), f"is the file that trained the agent, {found}"
+    return file.read_text(), "is the current version: the source that trained the agent is unknown"
 
 
 def sources(file, about, run_folder):
@@ -208,7 +208,7 @@ python -m cleanrl_utils.enjoy hf://{repo_id}
 ```
 
 The weights are `model.safetensors`;
-`load_policy` in CleanRL's file of the same name makes a policy of them.
+`load_policy` in CleanRL's file of the same name turns them into a policy.
 
 ## Training
 
@@ -311,7 +311,7 @@ def push(run_folder, hf_entity, private=False, episodes=10, file=None, env_id=No
     algorithm = enjoy.import_algorithm(run["file"], file)
     if missing_names := {"env_id", "exp_name", "seed"} - args.keys():
         names = ", ".join(sorted(missing_names))
-        raise SystemExit(f"cannot read {run_folder}/run.json: it does not tell {names}")
+        raise SystemExit(f"cannot read {run_folder}/run.json: it lacks {names}")
     repo_id = f"{hf_entity}/{repo_name(args['env_id'], args['exp_name'], args['seed'])}"
     with tempfile.TemporaryDirectory() as staging:
         folder = Path(staging)

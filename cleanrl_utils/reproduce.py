@@ -4,7 +4,7 @@
     python -m cleanrl_utils.reproduce runs/<run> | bash -e
 
 Nothing is executed here, and the commands leave your checkout as it is: commit and environment go
-into .reproduce/, the new run into runs/. The run folder may be a stranger's: what it says is
+into .reproduce/, the new run into runs/. The run folder may be untrusted: its content is
 validated and quoted before it is printed.
 """
 
@@ -37,7 +37,7 @@ def commands(run_folder):
 
     yield f"# {args['env_id']} with {file}, seed {args['seed']}, on {run.get('device')}"
     if not (ROOT / "cleanrl" / file).is_file():
-        yield f"# there is no cleanrl/{file} in this checkout: the commit must have it, or you"
+        yield f"# this checkout has no cleanrl/{file}: the commit must contain it, or copy it"
     if ":" in str(args["env_id"]):
         module = "the part of the environment's id before the colon is a module"
         yield f"# warning: {module} that the run imports"
@@ -50,7 +50,7 @@ def commands(run_folder):
     else:
         yield "# the run was not made in a git checkout, so that its code is not known"
     if left_out := len(run["packages"]) - len(versions):
-        yield f"# without {left_out} that have no proper name or version"
+        yield f"# left out: packages without a valid name or version: {left_out}"
     yield from (f"cat > {folder}/versions.txt << 'EOF'", *versions, "EOF")
     # constraints install nothing that the file does not ask for
     install = f"--constraints {folder}/versions.txt --requirements {code}/{file}"

@@ -8,7 +8,7 @@
         scalars, problems = read_events(folder)
         print(folder, runs.last_step(scalars), runs.is_finished(run, scalars))
 
-A run folder may be a stranger's: nothing in it is executed, and its text is printed with
+A run folder may be untrusted: nothing in it is executed, and its text is printed with
 errors.plain().
 """
 
@@ -61,7 +61,7 @@ def read_json(path):
 def read_run(folder):
     """run.json as a dictionary, which has the name of the algorithm's file and the flags in args.
 
-    Raises whatever is wrong with it. The values may be a stranger's, of any type.
+    Raises whatever is wrong with it. The values may be untrusted, of any type.
     """
     run = read_json(Path(folder, "run.json"))
     run["args"] = dict(run["args"])

@@ -163,7 +163,7 @@ def main():
     try:
         found = compare(paths, bool(args.files))
         sys.stdout.flush()
-    except BrokenPipeError:  # head or less has seen enough
+    except BrokenPipeError:  # head or less has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         found = True
     sys.exit(found)

@@ -65,7 +65,7 @@ class Args:
     file: tyro.conf.Positional[Path]  # the changed file
     against: Path  # the file it is compared with
     env_ids: tuple[str, ...] = ()  # environments to train on
-    total_timesteps: int | None = None  # environment steps of each run, if not the files' default
+    total_timesteps: int | None = None  # environment steps of each run; by default, the files' own
     flags: str = ""  # more flags for both files, as one string
     ranges: tuple[str, ...] = ()  # returns that count as 0 and 1, as in CartPole-v1=0,500
     delta: float = 0.05  # smallest difference of normalized scores that matters
@@ -475,7 +475,7 @@ def trial(args):
     try:
         with FileLock(folder / "trial.lock", timeout=0):
             sides = [Side(args.against, folder), Side(args.file, folder)]
-            require(sides[0].folder != sides[1].folder, "both files are the same, and named alike")
+            require(sides[0].folder != sides[1].folder, "both files have the same name and content")
             print(f"lock: {folder / 'lock.json'}, sha256 {lock_hash[:8]}", flush=True)
             told = run_trial(protocol, sides, args.workers, start + budget)
             report(protocol, sides, told)
@@ -488,7 +488,7 @@ def trial(args):
                     f"of {protocol.alpha}: confirm a winner with another --first-seed"
                 )
     except Timeout:
-        raise ValueError(f"another trial is at work in {folder}") from None
+        raise ValueError(f"another trial is running in {folder}") from None
     return EXIT_CODES[told["verdict"]]
 
 

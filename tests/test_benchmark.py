@@ -1301,7 +1301,7 @@ def test_aws_jobs_that_may_go_on_are_not_given_up(cloud, monkeypatch, capsys):
     args.folder.mkdir(parents=True)
     cloud.is_reachable = False
     assert runner.run_with_backend(args, runs, journal, [signal.SIGINT]) is None
-    assert "jobs may go on: Could not connect to the endpoint URL" in capsys.readouterr().err
+    assert "jobs may continue: Could not connect to the endpoint URL" in capsys.readouterr().err
     again = plan.make_plan(args)
     runner.recall(again, journal)
     assert [run.job for run in again] == ["job:0", "job:1"] and count("cut") == 0

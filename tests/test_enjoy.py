@@ -405,7 +405,7 @@ def test_enjoy_with_chance(tmp_path, monkeypatch):
 def test_enjoy_with_chance_where_it_makes_no_sense(run, monkeypatch):
     with pytest.raises(
         SystemExit,
-        match=r"--epsilon is for agents that explored that way, which those of ppo.py did not",
+        match=r"--epsilon is for epsilon-greedy agents, which those of ppo.py are not",
     ):
         watch(monkeypatch, run, "--epsilon", 0.05)
     with pytest.raises(SystemExit, match="--epsilon must lie between 0 and 1"):
@@ -560,7 +560,7 @@ def test_grid_of_many_snapshots_and_of_several_runs(cartpole, tmp_path, monkeypa
 
 
 def test_grid_of_too_few_or_too_many(cartpole, monkeypatch):
-    with pytest.raises(SystemExit, match="has one checkpoint: run --snapshots beside its training"):
+    with pytest.raises(SystemExit, match="has one checkpoint: run --snapshots during training"):
         watch(monkeypatch, cartpole, "--grid")
     with pytest.raises(SystemExit, match="a grid shows up to 9 checkpoints"):
         watch(monkeypatch, *[cartpole] * 10, "--grid")

@@ -255,12 +255,12 @@ def test_the_file_that_trained_it(tmp_path):
         about = {"file": "my_ppo.py", "sha256": hashlib.sha256(text.encode()).hexdigest()}
         return hub.trained_by(file, about | {"commit": commit} | entries, run)
 
-    did = "is the file that did it, "
+    did = "is the file that trained the agent, "
     assert told("first") == ("first", f"{did}unchanged since the run began")
     file.write_text("second")
     of_commit = f"{did}as it was in the commit {commit[:8]} that the run began with"
     assert told("first") == ("first", of_commit)
-    unknown = "is that file as it is now: the source that did it is not known"
+    unknown = "is the current version: the source that trained the agent is unknown"
     assert told("first", commit="--help") == told("third") == ("second", unknown)
     assert told("first", sha256=None, start_time=2**40) == ("second", unknown)
     for name in ("my_ppo.py", "my_ppo.py.txt"):  # our own, and one that was pulled

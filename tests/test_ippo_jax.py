@@ -519,14 +519,14 @@ def test_runs_side_by_side_and_after_an_interruption(file, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (("--env-id", "overcooked-nowhere"), "cannot train on overcooked-nowhere: there is"),
+        (("--env-id", "overcooked-nowhere"), "cannot train on overcooked-nowhere: choose from"),
         (("--env-id", "MPE_simple_spread_v3-x"), "MPE_simple_spread_v3 has no maps"),
         (("--env-id", "MPE_simple_tag_v3"), "its agents differ in their spaces"),
         (("--env-id", "hanabi"), "cannot train on hanabi: Box observations are needed"),
         (("--env-id", "storm"), "cannot train on storm: Box observations are needed"),
         (("--env-id", "jaxnav"), "cannot train on jaxnav: Discrete actions are needed"),
         (("--env-id", "MPE_simple_spread_v3x"), "is not in registered jaxmarl environments"),
-        ((*probe("MarkedLast"), "--capture-video"), "no rgb_array to record"),
+        ((*probe("MarkedLast"), "--capture-video"), "no rgb_array render mode"),
         (("--rew-shaping-horizon", -1), "rew_shaping_horizon must not be negative"),
         (("--num-envs", 3, "--num-steps", 5), "num_minibatches must divide 15"),
     ],

@@ -613,7 +613,7 @@ def test_same_seed_same_bits_and_a_resume_restarts_episodes_only(file, tmp_path,
     for damage, words in (
         ({"global_step": "x"}, "invalid literal"),
         ({"agent": {}}, "cannot resume"),
-        ({"agent": agent | {"params": transposed}}, "other shapes"),
+        ({"agent": agent | {"params": transposed}}, "different shapes"),
     ):
         write(damaged, checkpoint | damage)
         with pytest.raises(SystemExit, match=words) as refusal:

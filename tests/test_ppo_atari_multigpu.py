@@ -453,7 +453,7 @@ def test_multigpu_10_a_lost_process_ends_all_with_one_line(file, tmp_path):
     (_, message), (_, other) = run_all(file, tmp_path, *flags, look=die)
     ended, killed = (tmp_path / "0.result").stat(), (tmp_path / "killed").stat()
     assert ended.st_mtime - killed.st_mtime < 20 and other == "killed"
-    assert message.startswith("\nprocess 0 has lost another one (")
+    assert message.startswith("\nprocess 0 has lost another process (")
     assert message.endswith("), continue with --resume")
     run = only_run(tmp_path / "0")
     assert message.count("\n") == 1 and read_checkpoint(run)["global_step"] == 64
@@ -569,8 +569,8 @@ def test_other_flags_on_another_machine_are_refused(file, tmp_path):
     (_, first), (_, second) = run_all(
         file, tmp_path, *flags, own_flags=lambda rank: ("--seed", rank)
     )
-    assert second == "process 1 was started with other flags than process 0"
-    assert first.startswith("\nprocess 0 has lost another one")
+    assert second == "process 1 was started with different flags than process 0"
+    assert first.startswith("\nprocess 0 has lost another process")
 
 
 # torchrun itself
@@ -732,4 +732,4 @@ def test_two_hosts_without_a_cable(file, tmp_path, two_hosts):
     finally:
         kill_all(*torchruns)
     for i in range(2):
-        assert "has lost another one (Timed out" in (tmp_path / str(i) / "stderr").read_text()
+        assert "has lost another process (Timed out" in (tmp_path / str(i) / "stderr").read_text()

@@ -443,7 +443,7 @@ def test_packages_are_imported_when_an_environment_needs_them(file):
     [
         ("brax/ant", "brax.envs", "pip install -r requirements/requirements-brax.txt"),
         ("Mjlab-Cartpole-Balance", "mjlab", "pip install -r requirements/mjlab.in"),
-        ("Isaac-Ant-v0", "isaaclab", "install Isaac Lab by the instructions of NVIDIA"),
+        ("Isaac-Ant-v0", "isaaclab", "install Isaac Lab as NVIDIA's instructions say"),
     ],
 )
 def test_a_missing_package_gets_one_line(file, tmp_path, monkeypatch, env_id, package, answer):

@@ -333,7 +333,7 @@ def test_packages_are_only_names_and_versions(tmp_path):
         tmp_path / place(lines) / "versions.txt"
     ).read_text() == "ray==2.60.0rc1\ntorch==2.13.0\n"
     assert (
-        "# without 11 that have no proper name or version" in lines
+        "# left out: packages without a valid name or version: 11" in lines
         and not (tmp_path / "owned").exists()
     )
 
@@ -399,9 +399,7 @@ def test_what_to_know_is_said(tmp_path):
             write(tmp_path, file="mine.py", commit="", args=ARGS | {"env_id": "my_module:Env-v0"})
         )
     )
-    assert (
-        "# there is no cleanrl/mine.py in this checkout: the commit must have it, or you" in lines
-    )
+    assert "# this checkout has no cleanrl/mine.py: the commit must contain it, or copy it" in lines
     beware = "# warning: the part of the environment's id before the colon "
     assert f"{beware}is a module that the run imports" in lines
     assert "# the run was not made in a git checkout, so that its code is not known" in lines

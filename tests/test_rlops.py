@@ -421,7 +421,7 @@ def test_differences_that_were_not_compared_are_not_counted():
 
     noisy, single = ([10.0, 12.0], [10.0, 13.0]), ([10.0], [12.0])
     said = say([noisy] * 2 + [single] * 10)
-    assert sum("a single seed shows no noise" in line for line in said) == 11
+    assert sum("a single seed gives no interval" in line for line in said) == 11
     assert len(said) == 13 and "by chance alone" not in said[-1]
     expected = "of 13 differences, about 1 would be outside the noise by chance alone"
     assert say([noisy] * 12)[-1] == expected
@@ -557,7 +557,7 @@ def test_summary_of_run_folders_is_a_table_by_environment_and_settings(tmp_path)
 def test_a_single_seed_is_no_proof(tmp_path):
     make_sides(tmp_path / "runs", {"v1": [100], "v2": [50, 51]})
     done = rlops(tmp_path, "--exp-name", "ppo", "--tags", "v1", "v2")
-    assert "ppo v2 - ppo v1 = -49.50: a single seed shows no noise: add 2 or more" in done.stdout
+    assert "ppo v2 - ppo v1 = -49.50: a single seed gives no interval: add 2 or more" in done.stdout
 
 
 def test_runs_of_a_single_episode_are_enough(tmp_path):
@@ -579,7 +579,7 @@ def test_runs_of_a_single_episode_are_enough(tmp_path):
             )
             (run / "run.json").write_text(text)
     done = rlops(tmp_path, "--exp-name", "ppo", "--tags", "v1", "v2", "--report")
-    assert done.returncode == 0 and done.stdout.count("a single seed shows no noise") == 3, (
+    assert done.returncode == 0 and done.stdout.count("a single seed gives no interval") == 3, (
         done.stderr
     )
     assert done.stderr.splitlines() == [
@@ -623,7 +623,7 @@ def test_atari_is_measured_by_random_play_and_humans(tmp_path):
     [
         (
             "--exp-name ppo --tags v1 nope",
-            "no run of ppo nope in runs: there is ppo v1, ppo v2, ppo v3",
+            "no run of ppo nope in runs: found ppo v1, ppo v2, ppo v3",
         ),
         ("--exp-name ppo --filters ppo", "give --filters, or --exp-name and --tags, not both"),
         ("--tags v1", "--tags needs --exp-name"),
@@ -638,11 +638,11 @@ def test_atari_is_measured_by_random_play_and_humans(tmp_path):
         ("--runs nowhere", "there is no folder nowhere"),
         (
             "--env-ids Nope-v1",
-            "no run of ppo on Nope-v1 in runs: there is CartPole-v1",
+            "no run of ppo on Nope-v1 in runs: found CartPole-v1",
         ),
         (
             "--filters ppo?tag=v1 --env-ids Nope-v1",
-            "no run of ppo v1 on Nope-v1 in runs: there is CartPole-v1",
+            "no run of ppo v1 on Nope-v1 in runs: found CartPole-v1",
         ),
         (
             "--filters ppo?lr=1",
@@ -652,8 +652,8 @@ def test_atari_is_measured_by_random_play_and_humans(tmp_path):
             "--filters ppo?learning_rate=1&tag=v1",
             "no run of ppo v1 learning_rate=1 in runs: learning_rate is 0.00025",
         ),
-        ("--filters results:nope", "there is no results/nope: there is c51, "),
-        ("--metric charts/episodic_retrun", "no run of ppo has charts/episodic_retrun: there is "),
+        ("--filters results:nope", "there is no results/nope: found c51, "),
+        ("--metric charts/episodic_retrun", "no run of ppo has charts/episodic_retrun: found "),
         ("--metric charts/SPS --direction up", "--direction must be higher or lower, not up"),
         ("--smoothing-window 0", "--smoothing-window must be at least 1"),
         (
@@ -868,7 +868,7 @@ def test_weights_and_biases_through_its_own_client(tmp_path):
     assert {row["environment"] for row in sampled_rows} == {"CartPole-v1"}
     assert server.asked[-1][:2] == ("them", "sb3") and "CartPole-v1: A2C - ppo v1" in sampled.stdout
     assert "note: A2C: the metric is rollout/ep_rew_mean\n" in sampled.stderr
-    assert "run v30: CartPole-v0 stands beside CartPole-v1\n" in sampled.stderr
+    assert "run v30: CartPole-v0 is paired with CartPole-v1\n" in sampled.stderr
     links = [
         attrs["href"]
         for tag, attrs in Tags((tmp_path / "compare.html").read_text()).found

@@ -223,7 +223,7 @@ def test_medians_of_the_ratios_round_by_round(capsys):
 def test_unknown_algorithm_is_one_line():
     done = run("pppo")
     assert done.returncode != 0
-    assert done.stderr == f"unknown algorithm pppo: there is {', '.join(speed.PEERS)}\n"
+    assert done.stderr == f"unknown algorithm pppo: choose from {', '.join(speed.PEERS)}\n"
 
 
 @pytest.mark.parametrize(

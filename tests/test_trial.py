@@ -246,7 +246,7 @@ def test_bad_input_is_one_line(tmp_path, compare):
         ("new.py", *on_a, "--flags=--env-id B"): "--env-id cannot be in --flags",
         ("new.py", *on_a, "--flags=--gamma 1 --num_seeds=2"): "--num-seeds cannot be in",
         ("new.py", *on_a, "--flags=--exp-name 'x"): "No closing quotation",
-        ("old.py", *on_a): "both files are the same",
+        ("old.py", *on_a): "both files have the same",
         ("new.py", *on_a): "new.py fails on A: cannot train: the loss is nan",
     }.items():
         code, _, errors = compare(*flags, "--against", "old.py", "--workers", 1)

@@ -237,7 +237,7 @@ def test_old_suggestions_get_a_hint():
     to_write = {"suggest_uniform": "low, high", "suggest_loguniform": "low, high, log=True"}
     for name, bounds in to_write.items():
         new = f"trial.suggest_float(name, {bounds})"
-        assert f"hint: {name} in params_fn will leave Optuna: write {new}" in hints(old)
+        assert f"hint: {name} in params_fn will be removed from Optuna: use {new}" in hints(old)
 
     def gone(trial):  # in the Optuna after this one
         raise AttributeError("'Trial' object has no attribute 'suggest_loguniform'")

@@ -132,7 +132,7 @@ def place_episodes(algorithm, env_id, flags, rows):
     if band["runs"][0] < 3:
         place.line += f"; seeds published: {band['runs'][0]}"
     if band["steps"][-1] < 0.95 * band["planned"]:
-        place.line += f"; published as far as step {band['steps'][-1]:,}"
+        place.line += f"; published up to step {band['steps'][-1]:,}"
     return place
 
 
@@ -154,7 +154,7 @@ def describe_run(folder, algorithm=None):
 def try_to_place(folder, algorithm=None):
     try:
         place = place_run(folder, algorithm)
-    except Exception:  # a damaged folder, of which others tell
+    except Exception:  # a damaged folder, which other tools report
         return None
     return None if place.verdict == "unknown" else place
 

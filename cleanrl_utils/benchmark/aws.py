@@ -121,7 +121,7 @@ class AwsBatch:
             self.store.s3.head_bucket(Bucket=self.store.bucket)
 
     def submit(self, runs):
-        self.jobs |= {run: run.job for run in runs if run.job}  # an earlier runner sent them
+        self.jobs |= {run: run.job for run in runs if run.job}  # submitted by an earlier runner
         to_send = [run for run in runs if not run.job]
         for start in range(0, len(to_send), 10_000):  # the size of an array
             self.submit_array(to_send[start : start + 10_000])
@@ -188,7 +188,7 @@ class AwsBatch:
                     yield run, code, ""
 
     def stop(self, in_a_hurry):
-        """End all jobs. Returns the runs that may go on, if AWS does not answer."""
+        """End all jobs. Returns the runs that may still be running, if AWS does not answer."""
         try:
             for job in {job.split(":")[0] for job in self.jobs.values()}:  # an array as a whole
                 self.batch.terminate_job(jobId=job, reason="cleanrl_utils.benchmark was stopped")
@@ -197,7 +197,7 @@ class AwsBatch:
                     return None
                 time.sleep(1)
         except Exception as error:
-            print(f"jobs may go on: {one_line(error)}", file=sys.stderr)
+            print(f"jobs may continue: {one_line(error)}", file=sys.stderr)
             return set(self.jobs)
 
 

@@ -1,7 +1,7 @@
-"""Try commands out as far as their run folder: what --dry-run does with our files.
+"""Run commands up to their run folder, without making it: what --dry-run does with our files.
 
 Flags, environments, networks and the W&B login are checked there before anything is written, so
-that a command which comes that far works. One process imports the libraries, and forks a child for
+a command that gets that far works. One process imports the libraries, and forks a child for
 each command, which stops where it would create the folder.
 
     echo '[["--env-id", "Acrobot-v1"], ["--num-envs", "0"]]' | python check.py cleanrl/ppo.py
@@ -97,7 +97,7 @@ def try_out(file, flags, output):
         sys.exit(WORKS)
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
-    return WORKS if code == -signal.SIGALRM else code  # it runs for so long: nothing is wrong
+    return WORKS if code == -signal.SIGALRM else code  # still running: nothing is wrong
 
 
 def main():

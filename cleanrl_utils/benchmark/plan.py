@@ -1,4 +1,4 @@
-"""Which runs are asked for: flags or a YAML file, a grid of flags, environments and seeds."""
+"""The planned runs: flags or a YAML file, a grid of flags, environments and seeds."""
 
 import itertools
 import re
@@ -27,15 +27,15 @@ class Args:
     start_seed: int = 1  # the first seed
     grid: tuple[str, ...] = ()  # all combinations of flags: learning_rate=1e-4,3e-4 num_envs=4,8
     workers: int = 1  # runs at a time; 0 only lists them
-    auto_tag: bool = True  # tag the runs with the state of the code as git describes it
+    auto_tag: bool = True  # tag the runs with the output of git describe
     retries: int = 2  # how often a run that crashes is retried
     dry_run: bool = False  # list the runs, and check each command without training
     folder: Path = Path("runs/benchmark")  # journal and output of the runs; a new one starts over
     backend: Literal["local", "ray", "slurm", "aws-batch"] = "local"  # where to run
     wait: bool = True  # wait for the jobs (slurm, aws-batch); the same command shows their state
-    config: Path | None = None  # YAML file with any of these flags; flags given here win
+    config: Path | None = None  # YAML file with any of these flags; flags given here override it
 
-    ray_address: str | None = None  # of a Ray cluster; by default, Ray starts on this machine
+    ray_address: str | None = None  # address of a Ray cluster; by default, started on this machine
     ray_cpus_per_run: float = 1  # CPUs that a run reserves
     ray_gpus_per_run: float = 0  # GPUs that a run reserves
 
@@ -147,7 +147,7 @@ def check_command(args, command):
 
 
 def check_names(commands):
-    """Refuse two files with one exp_name: the summary and RLops would take them for one."""
+    """Refuse two files with one exp_name: the summary and RLops would merge them."""
     files = {}  # {exp_name: the file that has it}
     for command in commands:
         file = find_script(shlex.split(command))

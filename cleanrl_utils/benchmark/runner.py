@@ -1,4 +1,4 @@
-"""Hand the planned runs to a backend, keep the journal, try again what crashed, and sum up."""
+"""Hand the planned runs to a backend, keep the journal, retry crashed runs, and print a summary."""
 
 import json
 import os
@@ -16,8 +16,8 @@ from cleanrl_utils.benchmark import check, log, plan, summary
 from cleanrl_utils.benchmark.local import Local
 from cleanrl_utils.benchmark.screen import Screen, clock, figures
 
-ALIKE = 3  # so many runs that fail alike, and none that does better, end the benchmark
-HOPELESS = re.compile(  # reasons that another attempt would meet again
+ALIKE = 3  # stop when this many runs fail with the same error and none does better
+HOPELESS = re.compile(  # errors that a retry would hit again
     r"cannot train on |cannot run with these flags|.* is not installed|there is no module "
     r"|.*No API key configured|.*o space left"
 )
@@ -52,7 +52,7 @@ class Journal:
 
 
 def recall(runs, journal):
-    """Set the runs to where the journal has them; return their last events, in words."""
+    """Restore the runs' states from the journal; return their last events, in words."""
     history, words = journal.last_events(), {}
     for run in runs:
         last = history.get(run.name, {})
@@ -252,7 +252,7 @@ def list_runs(args, runs, words, finished):
 
 
 def sum_up(args, runs, requests, stopped):
-    """What is to be said at the end, and the exit code."""
+    """The messages at the end, and the exit code."""
     failed = [run for run in runs if run.state == "failed"]
     for run in failed:
         print(f"failed: {run.title}: {run.why} ({run.log})", file=sys.stderr)

@@ -69,7 +69,7 @@ class Screen:
         self.print(self.counts())
 
     def page(self):
-        """Why runs failed or wait, and the runs, those at work first: Live shows what fits."""
+        """Why runs failed or wait, and the runs, active ones first: Live shows what fits."""
         head = Text(f"{self.counts()}   {clock(time.time() - self.start)}", style="bold")
         reasons = Counter(run.why for run in self.runs if run.why and run.state != "done")
         notes = [Text(f"{count} x {why}") for why, count in reasons.most_common(3)]

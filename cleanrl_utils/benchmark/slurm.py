@@ -48,7 +48,7 @@ ORDINARY = {"None", "Priority", "Resources", "JobArrayTaskLimit"}  # reasons to 
 
 
 def ask(*words, env=None):
-    """What a command of Slurm prints; (False, its complaint) if it fails."""
+    """What a command of Slurm prints; (False, its error message) if it fails."""
     done = subprocess.run([*map(str, words)], capture_output=True, text=True, env=env)
     if done.returncode == 0:
         return True, done.stdout
@@ -70,7 +70,7 @@ class Slurm:
             raise SystemExit(f"Slurm does not answer: {states}")
 
     def states(self):
-        """{job: state} of all jobs that Slurm remembers, and why they wait."""
+        """{job: state} of all jobs that Slurm lists, and why they wait."""
         asking = ["--me", "--noheader", "--array", "--states=all", "--format=%i %T %r"]
         is_good, answer = ask("squeue", *asking)
         lines = [line.split(maxsplit=2) for line in answer.splitlines()] if is_good else []
@@ -110,7 +110,7 @@ class Slurm:
         return re.sub(r"{{(\w+)}}", lambda field: str(fields[field[1]]), self.template)
 
     def submit(self, runs):
-        self.jobs |= {run: run.job for run in runs if run.job}  # an earlier runner sent them
+        self.jobs |= {run: run.job for run in runs if run.job}  # submitted by an earlier runner
         for command in dict.fromkeys(run.command for run in runs):
             mine = [run for run in runs if run.command == command and run not in self.jobs]
             to_send = {self.index(run): run for run in mine}
@@ -131,7 +131,7 @@ class Slurm:
         if not is_good:  # it may be restarting: the runs do not suffer from that
             return
         for run, job in list(self.jobs.items()):
-            state = states.get(job)  # None: it ended so long ago that Slurm has forgotten it
+            state = states.get(job)  # None: it ended so long ago that Slurm no longer lists it
             if state == "PENDING":
                 reason = self.reasons[job]
                 run.why = "" if reason in ORDINARY else f"Slurm: it waits for {reason}"

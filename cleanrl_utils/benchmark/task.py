@@ -75,7 +75,7 @@ def attempt(log, words, requests, has_lifeline):
 def wait_for_lock(file, requests, has_lifeline, patience=PATIENCE):
     """Lock the log, as soon as no process of an earlier attempt is left.
 
-    The run inherits the lock with its standard output. Returns an exit code if nobody waits for
+    The run inherits the lock with its standard output. Returns an exit code if no parent waits for
     this attempt any more."""
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
@@ -106,7 +106,7 @@ def kill_leftovers(log):
     for process in holders:
         with contextlib.suppress(psutil.Error):
             if MODULE in process.cmdline():
-                return  # somebody watches
+                return  # a watcher is alive
     for process in holders:
         with contextlib.suppress(psutil.Error):
             process.kill()

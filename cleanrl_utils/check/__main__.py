@@ -30,7 +30,7 @@ TEST = ("id", "outcome", "seconds")  # what the report tells of each test
 
 @dataclass
 class Args:
-    file: tyro.conf.Positional[str | None] = None  # the file to examine
+    file: tyro.conf.Positional[str | None] = None  # the file to check
     against: str | None = None  # the file it is based on, such as ppo (found if not given)
     changed: tuple[str, ...] = ()  # details that were changed on purpose, such as "core 7"
     quick: bool = False  # leave out speed and training
@@ -199,7 +199,7 @@ def judge_flags(source, parent):
 
 
 def judge_race(file, parent, folder):
-    """Speed, profile and a short training beside the parent."""
+    """Speed, profile and a short training run, compared with the parent."""
     default = parents.read_defaults(FILES[parent].read_text())["env_id"][0]
     task = race.choose_task(parent, ast.literal_eval(default))
     pairs = race.race(file, FILES[parent], folder, task)

@@ -2,7 +2,7 @@
 
 explain() tells four cases apart: the file does something else (broken), the file stops with an
 error of its own (broken), the test needs something that the file no longer has (untested), and
-the training did not come to what the test is about (untested)."""
+the training did not reach what the test is about (untested)."""
 
 import re
 import subprocess
@@ -30,7 +30,7 @@ CONTRACT = {
     "test_resume_changes_nothing_but_the_episodes": "a resumed run is the uninterrupted one",
     "test_curves_and_schedules_continue": "curves and schedules continue on resume",
 }
-NO_NEXT_VALUE = "the value of the next observation is not learned from"
+NO_NEXT_VALUE = "the file does not bootstrap from the next observation"
 CUT_AS_END = "the file treats truncation as termination"
 NOT_MET = re.compile(r"must (have|matter)")  # in the words of tests: what they need to tell
 
@@ -62,7 +62,7 @@ def explain(item, error, file, stderr):
                     break
         return "broken", words or shorten(value)
     if isinstance(value, KeyError) and not isinstance(value.args[0], str):
-        return "broken", "it learns from what never happened"  # by a test that looks it up
+        return "broken", "it learns from transitions that never happened"  # a test looks it up
     if isinstance(value, subprocess.TimeoutExpired):
         return "untested", f"not over in {value.timeout:.0f} s: it hangs, or the machine is busy"
     if in_file and not is_in_tests(frames[-1]):
@@ -225,7 +225,7 @@ def tell_advantages(frames):
 
 
 def tell_transitions(frames):
-    """Transitions that were learned from but never happened."""
+    """Transitions in the training data that never happened."""
     frame = next(frame for frame in frames if "happened" in frame and "learned" in frame)
     true = {step[:3]: step[3:] for step in frame["happened"]}
     wrong = [step for step in frame["learned"] if step not in frame["happened"]]
@@ -233,10 +233,10 @@ def tell_transitions(frames):
     ends = [step for step in wrong if step[:3] in true and true[step[:3]][0] == step[3]]
     share = f"{len(wrong)} of {len(frame['learned'])} transitions never happened"
     if next_obs and len(next_obs) >= len(ends):
-        return f"{share}: the next observation is another one, such as the first after a reset"
+        return f"{share}: the next observation is wrong, such as the first one after a reset"
     if ends:
         return f"{share}: truncation and termination are mixed up"
-    return f"{share}: steps that only reset an environment are learned from" if wrong else ""
+    return f"{share}: steps that only reset an environment are trained on" if wrong else ""
 
 
 def tell_target(frames):
@@ -306,7 +306,7 @@ def tell_checkpoints(frames):
 def tell_paid(frames):
     frame = next(frame for frame in frames if "paid" in frame)
     return (
-        f"reported returns are {numbers(sorted(set(frame['reported'])))}, the environment paid "
+        f"reported returns are {numbers(sorted(set(frame['reported'])))}, the environment's are "
         f"{frame['paid']:g}: rewards are changed (clipped, scaled) before they are reported"
     )
 

@@ -147,7 +147,7 @@ def judge(base, other, baseline, direction=1):
         return {"difference": None, "interval": None, "verdict": "nothing to compare"}
     difference, interval = scores.difference(base, other)
     if interval is None:
-        verdict = "a single seed shows no noise: add 2 or more"
+        verdict = "a single seed gives no interval: add 2 or more"
     elif interval[0] > 0 or interval[1] < 0:
         word = "better" if difference * direction > 0 else "worse"
         verdict = f"{word} than {baseline}, outside the noise"

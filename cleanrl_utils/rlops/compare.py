@@ -32,11 +32,11 @@ class Args:
     scan_history: bool = False  # every episode from Weights & Biases, not a sample of 500
     ignore_settings: tuple[str, ...] = ()  # flags in which the runs of one side may differ
     metric: str = "charts/episodic_return"  # what is compared
-    direction: str | None = None  # higher or lower is better, if the metric's name does not tell
+    direction: str | None = None  # higher or lower is better, if the metric's name does not say
     metric_last_n_average_window: int = 100  # episodes at the end of a run whose mean is compared
     smoothing_window: int = 100  # episodes in the running means of the curves
     count_short: bool = False  # count runs that did not reach their last step
-    output_filename: Path = Path("compare.png")  # the plot; the other files are written beside it
+    output_filename: Path = Path("compare.png")  # the plot; the other files are written next to it
     table: bool = True  # the table of final values below the plot
     report: bool = False  # also write a web page
 
@@ -84,7 +84,7 @@ def check_metrics(asked, chosen):
         if there and side.metric not in there:
             close = get_close_matches(side.metric, there, 3) or there
             hint = ", ".join(map(plain, close))
-            raise SystemExit(f"no run of {side.label} has {plain(side.metric)}: there is {hint}")
+            raise SystemExit(f"no run of {side.label} has {plain(side.metric)}: found {hint}")
     if not any(len(run.rows) for runs in chosen.values() for run in runs):
         raise SystemExit(f"no run has any {plain(asked[0].metric)} yet")
 

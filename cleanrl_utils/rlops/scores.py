@@ -61,7 +61,7 @@ def iqm(scores):
 
 
 def optimality_gap(scores):
-    """How much is missing to 1 on average, where a score above 1 makes up for nothing."""
+    """The mean shortfall from 1, where scores above 1 count as 1."""
     return 1 - np.mean([np.minimum(runs, 1).mean(-1) for runs in scores], axis=0)
 
 

@@ -49,12 +49,12 @@ class Run:
     flags: dict  # name: value as text, and so the versions
     versions: dict
     tags: tuple[str, ...]
-    total: int  # steps it was to make, 0 if unknown
+    total: int  # planned steps, 0 if unknown
     source: object  # its folder, its CSV in results/, or wandb's run
     link: str = ""
     started: float = 0.0
     step: int = 0  # how far it got
-    state: str = ""  # why it does not count, if it does not
+    state: str = ""  # why it does not count; empty if it does
     is_short: bool = False  # and that is only that it did not get to its end
     is_thinned: bool = False  # its rows are means of episodes, but for the last 100
     notes: list = field(default_factory=list)  # what else is to be said of it
@@ -184,7 +184,7 @@ def list_results(side):
     name = side.exp_name.removeprefix("results:")
     there = sorted({path.parent.name for path in RESULTS.glob("*/*__*.csv")})
     if name not in there:
-        raise SystemExit(f"there is no results/{plain(name)}: there is {', '.join(there)}")
+        raise SystemExit(f"there is no results/{plain(name)}: found {', '.join(there)}")
     runs = []
     for run_name, about in run_folders.read_json(RESULTS / name / "runs.json").items():
         source, versions = RESULTS / name / f"{run_name}.csv", read_versions(about)
@@ -218,7 +218,7 @@ def choose(side, runs, where):
     named = [run for run in runs if run.exp_name == side.exp_name and {*side.tags} <= {*run.tags}]
     if not named:
         has = sorted({" ".join([run.exp_name, *run.tags]) for run in runs})
-        hint = f": there is {', '.join(has[:20])}" if has else f" with the flag {side.env_key}"
+        hint = f": found {', '.join(has[:20])}" if has else f" with the flag {side.env_key}"
         raise SystemExit(f"no run of {side.label} in {where}{hint}")
     for name, values in side.flags.items():
         known = {run.flags[name] for run in named if name in run.flags}
@@ -240,11 +240,11 @@ def choose(side, runs, where):
     if not chosen:
         has = ", ".join(sorted({run.env_id for run in named}))
         asked = ", ".join(side.env_ids)
-        raise SystemExit(f"no run of {side.label} on {plain(asked)} in {where}: there is {has}")
+        raise SystemExit(f"no run of {side.label} on {plain(asked)} in {where}: found {has}")
     for run in chosen:
         beside = plain(side.env_ids.get(run.env_id, run.env_id))
         if beside != run.env_id:
-            run.notes.append(f"{run.env_id} stands beside {beside}")
+            run.notes.append(f"{run.env_id} is paired with {beside}")
             run.env_id = beside
     return chosen
 

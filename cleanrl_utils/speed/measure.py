@@ -79,7 +79,7 @@ ONE_CPU_THREAD = processes.ONE_THREAD | {
 @dataclass
 class Args:
     algorithm: tyro.conf.Positional[str]  # which of our files to measure, such as ppo
-    rounds: int = 5  # how often each program runs
+    rounds: int = 5  # how many times each program runs
     total_timesteps: int | None = None  # steps of each run (51,200, ppo_jax and pqn_jax 245,760)
     peers: tuple[str, ...] | None = None  # what to compare with, such as sb3 (all if not given)
     side_by_side: bool = False  # ours and one peer at the same time, on two cores
@@ -206,7 +206,7 @@ def run_round(args, seed, timesteps):
 def check(args):
     """Refuse what cannot be measured, and fill in all peers where none is named."""
     if args.algorithm not in PEERS:
-        raise SystemExit(f"unknown algorithm {args.algorithm}: there is {', '.join(PEERS)}")
+        raise SystemExit(f"unknown algorithm {args.algorithm}: choose from {', '.join(PEERS)}")
     known = PEERS[args.algorithm]
     names = ", ".join(known)
     args.peers = tuple(known) if args.peers is None else args.peers

@@ -1,4 +1,4 @@
-"""Find flags with which an algorithm file does well on several environments at once, with Optuna.
+"""Tune the hyperparameters of an algorithm file on several environments at once, with Optuna.
 
     python -m cleanrl_utils.tuner scripts/tune_ppo.py
     python -m cleanrl_utils.tuner scripts/tune_ppo.py --workers 4 --storage postgresql+psycopg://...

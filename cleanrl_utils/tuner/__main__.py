@@ -14,11 +14,11 @@ from cleanrl_utils.errors import explain
 @dataclass
 class Args:
     config: tyro.conf.Positional[Path]  # Python file that makes a Tuner called tuner
-    num_trials: int | None = None  # finished trials that the study is to have, if not the config's
-    num_seeds: int | None = None  # seeds of each environment in a trial, if not the config's
-    workers: int | None = None  # runs at once, if not the config's
-    storage: str | None = None  # database of the study, if not the config's
-    study_name: str | None = None  # name of the study, if not the config's
+    num_trials: int | None = None  # finished trials to reach in the study; by default, the config's
+    num_seeds: int | None = None  # seeds of each environment in a trial; by default, the config's
+    workers: int | None = None  # runs at once; by default, the config's
+    storage: str | None = None  # database of the study; by default, the config's
+    study_name: str | None = None  # name of the study; by default, the config's
 
 
 def load(args):

@@ -39,7 +39,7 @@ def sample_flags(params_fn, trial):
     hints = [f"note: {name} is sampled, but changes none of the flags" for name in unused]
     for old, new in RENAMED.items():
         if any(str(warning.message).startswith(old) for warning in caught):
-            hints.append(f"hint: {old} in params_fn will leave Optuna: write trial.{new}")
+            hints.append(f"hint: {old} in params_fn will be removed from Optuna: use trial.{new}")
     return flags, hints
 
 

@@ -1,6 +1,6 @@
-"""An Optuna study that tuners share: who is at work, what is finished, and what is put back.
+"""An Optuna study shared by tuners: which are running, what is finished, what is queued again.
 
-A running trial says which tuner is at it. A tuner sends a heartbeat for its trials, and holds a
+A running trial records which tuner runs it. A tuner sends a heartbeat for its trials, and holds a
 lock as long as it lives, however it ends. A tuner on the same machine that is gone is known at once
 by its lock, another one by its heartbeats. Its trials are marked as failed and queued again.
 """
@@ -195,7 +195,7 @@ def put_back_lost_trials(study):
                 put_back(study, trial)
                 locks.add(lock)
         elif time.time() - trial.datetime_start.timestamp() > 2 * GRACE:
-            put_back(study, trial)  # its tuner died before it could say so
+            put_back(study, trial)  # its tuner died before it could record this
     for lock in locks:
         Path(lock).unlink(missing_ok=True)
 

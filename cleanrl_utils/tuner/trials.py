@@ -1,4 +1,4 @@
-"""A trial at work: one process for each environment and seed, their scores, and its reports."""
+"""A running trial: one process for each environment and seed, their scores, and its reports."""
 
 import contextlib
 import difflib
@@ -14,7 +14,7 @@ import optuna
 from cleanrl_utils import processes, runs
 from cleanrl_utils.events import read_events
 
-REPORTS = 20  # how often a run tells the pruner its score
+REPORTS = 20  # how many times a run reports its score to the pruner
 GROWTH = 1.02  # the events of a run are read again when their files have grown by this factor
 AGGREGATIONS = {"average": statistics.fmean, "median": statistics.median, "max": max, "min": min}
 LOG_END = 10_000  # bytes of an output that the reason of a failure is looked for in
@@ -152,7 +152,7 @@ class Trial:
         return self.score([(run, run.curve[-1]) for run in self.runs])
 
     def report(self):
-        """Tell the pruner the scores that are new; return whether it wants to prune.
+        """Report new scores to the pruner; return whether to prune the trial.
 
         Report k + 1 of seed s is the score of all earlier seeds, and of seed s after k + 1
         twentieths of its steps. The number of workers does not matter: reports of trials compare.

@@ -20,12 +20,12 @@ RESUME = "the same command resumes the study"
 @dataclass
 class Tuner:
     script: str  # algorithm file: it takes --env-id and --seed, and logs below runs/
-    metric: str  # what it logs and should do well in
+    metric: str  # logged metric to optimize
     target_scores: dict  # {env_id: [value that counts as 0, as 1]}, or None for the value itself
     params_fn: Callable  # from a trial of Optuna to its flags
     direction: str = "maximize"  # or minimize
     aggregation_type: str = "average"  # of the scores of all runs; or median, max, min
-    metric_last_n_average_window: int = 50  # so many last values of the metric are a run's score
+    metric_last_n_average_window: int = 50  # last values of the metric whose mean is the score
     sampler: optuna.samplers.BaseSampler | None = None
     pruner: optuna.pruners.BasePruner | None = None
     storage: str | optuna.storages.BaseStorage = "sqlite:///cleanrl_hpopt.db"
