@@ -12,7 +12,7 @@ import numpy as np
 from cleanrl_utils import bands, processes
 from cleanrl_utils.events import read_events
 
-SECONDS = 40  # of each of two rounds, after which cores and seeds are swapped
+SECONDS = 40  # of each of two rounds; the second has swapped cores and another seed
 WARM_UP = 0.25  # share of a round that does not count
 TASKS = ("CartPole-v1", "InvertedPendulum-v4", "Pong-v5", "Breakout-MinAtar")
 
