@@ -68,7 +68,7 @@ Nothing differs yet.
 
 ## Logged metrics
 
-[Those of `{parent}.py`](../metrics.md).
+[Metrics of `{parent}.py`](../metrics.md).
 
 ## Limitations
 
