@@ -87,8 +87,8 @@ class Args:
     n_atoms: int = 101  # number of atoms of the return distribution
     v_min: float = -10.0  # smallest atom
     v_max: float = 10.0  # largest atom
-    q_network_width: int = 768  # width of the Q-networks' first layer, halved in each next layer
-    actor_width: int = 512  # width of the actor's first layer, halved in each next layer
+    q_network_width: int = 768  # width of the Q-networks' first layer, halved with each layer
+    actor_width: int = 512  # width of the actor's first layer, halved with each layer
     learning_starts: int = 40_960  # environment steps with random actions before the first update
     policy_frequency: int = 4  # Q-network updates per update of the actor
     initial_alpha: float = 0.001  # initial temperature (entropy coefficient)

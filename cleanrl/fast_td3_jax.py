@@ -87,8 +87,8 @@ class Args:
     n_atoms: int = 101  # number of atoms of the return distribution
     v_min: float = -10.0  # smallest atom
     v_max: float = 10.0  # largest atom
-    q_network_width: int = 1024  # width of the Q-networks' first layer, halved in each next layer
-    actor_width: int = 512  # width of the actor's first layer, halved in each next layer
+    q_network_width: int = 1024  # width of the Q-networks' first layer, halved with each layer
+    actor_width: int = 512  # width of the actor's first layer, halved with each layer
     policy_noise: float = 0.001  # standard deviation of the noise on the actor's next actions
     noise_clip: float = 0.5  # clipping range of the policy noise
     std_min: float = 0.001  # smallest standard deviation of the exploration noise

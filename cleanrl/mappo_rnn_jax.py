@@ -95,7 +95,7 @@ class Args:
     anneal_lr: bool = True  # anneal the learning rate linearly to 0
     gamma: float = 0.99  # discount factor
     gae_lambda: float = 0.95  # lambda of generalized advantage estimation
-    num_minibatches: int = 4  # minibatches per epoch; each has whole rollouts of some environments
+    num_minibatches: int = 4  # minibatches per epoch; each has whole rollouts of some agents
     update_epochs: int = 4  # epochs over each rollout
     norm_adv: bool = True  # normalize advantages per minibatch
     clip_coef: float = 0.2  # clipping range of the surrogate objective

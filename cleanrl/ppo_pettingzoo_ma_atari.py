@@ -343,7 +343,7 @@ class League:
         return self.ratings[-1], points[rivals == 0].mean()
 
     def drop(self):
-        """Drop the player whose neighbors have the closest ratings [selfplay 8]."""
+        """Drop the player whose neighbors have the most similar ratings [selfplay 8]."""
         gaps = np.abs(np.subtract(self.ratings[2:], self.ratings[:-2]))
         index = 1 + int(np.argmin(gaps))
         del self.players[index]

@@ -736,7 +736,7 @@ if __name__ == "__main__":
     reset_seed = np.random.SeedSequence((args.seed, global_step)).generate_state(1)[0]
     obs, _ = envs.reset(seed=int(reset_seed))
     is_last = np.zeros(N, dtype=bool)  # obs ends an episode: the next step only resets
-    returns = np.zeros(N)  # discounted returns of the current episodes
+    returns = np.zeros(N)  # running discounted returns of the current episodes
     start_time = time.time()
     progress = tqdm(initial=global_step, total=num_iterations * N, unit="step", unit_scale=True)
 
