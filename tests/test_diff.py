@@ -309,7 +309,10 @@ def test_identical_files(tmp_path):
             ["cleanrl/poo.py", "ppo"],
             "no file called cleanrl/poo.py, neither in cleanrl/ nor as a path: did you mean ppo?",
         ),
-        (["ppo", "zzzzzz"], "no file called zzzzzz, neither in cleanrl/ nor as a path: there are "),
+        (
+            ["ppo", "zzzzzz"],
+            "no file called zzzzzz, neither in cleanrl/ nor as a path: choose from ",
+        ),
         (["ppo", "cleanrl"], "no file called cleanrl, neither"),
         (
             ["ppo", "ppo", "--html", "Makefile/page.html"],
