@@ -238,7 +238,7 @@ def test_a_detail_is_explained_beside_its_line(site):
     for number, words in {
         5: "exponentially weighted mean",
         11: "outlier minibatch",
-        13: "share nothing",
+        13: "share no parameters",
     }.items():
         line = next(
             n
