@@ -50,7 +50,7 @@ FAMILIES = {
     "PQN": ["ppo", "pqn"],
     "PQN, Atari": ["ppo_atari_envpool", "pqn_atari_envpool", "pqn_atari_envpool_lstm"],
     "PQN, JAX": ["ppo_jax", "pqn_jax"],
-    "Value learning": ["dqn", "c51"],
+    "Value learning": ["dqn", "c51", "qrdqn"],
     "Value learning, Atari": [
         "dqn_atari",
         "c51_atari",

@@ -49,6 +49,7 @@ FLAGS = {
     "pqn_atari_envpool_lstm": PIXELS,
     "dqn": DISCRETE,
     "c51": DISCRETE,
+    "qrdqn": DISCRETE,
     "dqn_jax": DISCRETE,
     "c51_jax": DISCRETE,
     "dqn_atari": PIXEL_REPLAY,

@@ -50,6 +50,13 @@ class ConstantValue(Probe):
     """Reward 1, then the end: the value is 1."""
 
 
+class RandomReward(Probe):
+    """Reward -1, 0 or 1, each with a chance of a third, then the end: the value is 0."""
+
+    def reward(self, action):
+        return float(self.np_random.integers(-1, 2))
+
+
 class ValueFromObs(Probe):
     """The reward is the observation, -1 or 1, and so is its value."""
 

@@ -79,6 +79,7 @@ LOSSES = {
     "dqn": "losses/td_loss",
     "pqn": "losses/td_loss",
     "c51": "losses/loss",
+    "qrd": "losses/loss",
     **dict.fromkeys(["ppo", "rpo", "ppg"], "losses/value_loss"),
 }
 LOSSES |= dict.fromkeys(["ddp", "td3", "sac"], "losses/qf1_loss")
@@ -87,6 +88,7 @@ SCHEDULES = {
     "dqn": "charts/epsilon",
     "pqn": "charts/epsilon",
     "c51": "charts/epsilon",
+    "qrd": "charts/epsilon",
     **dict.fromkeys(["ppo", "rpo", "ppg"], "charts/learning_rate"),
 }
 SCHEDULES |= {"rai": "charts/beta", "qda": "charts/epsilon"}
@@ -168,7 +170,7 @@ def file(request):
 
 def learns_values(file):
     """Of discrete actions, from a replay buffer."""
-    return file.stem[:3] in ("dqn", "c51", "rai", "qda") or file.stem == "sac_atari"
+    return file.stem[:3] in ("dqn", "c51", "qrd", "rai", "qda") or file.stem == "sac_atari"
 
 
 def learns_control(file):
@@ -294,6 +296,7 @@ BAD_VALUES = {
     **dict.fromkeys(["teacher_eval_episodes", "temperature"], 0),
     **dict.fromkeys(["teacher_steps", "offline_steps"], -1),
     **{"n_atoms": 1, "v_min": 1000, "drop_quantiles": 25, "max_episode_steps": 0},
+    **{"n_quantiles": 0, "kappa": 0},
 }
 
 

@@ -400,6 +400,7 @@ DETAILS = {
     "frames": ("dqn_atari", 2, "dqn-atari.md"),
     "pqn": ("pqn", 9, "pqn.md"),
     "c51": ("c51", 4, "c51.md"),
+    "qrdqn": ("qrdqn", 4, "qrdqn.md"),
     "rainbow": ("rainbow_atari", 7, "rainbow.md"),
     "qdagger": ("qdagger_dqn_atari", 7, "qdagger.md"),
     "ddpg": ("ddpg_continuous_action", 6, "ddpg.md"),

@@ -86,9 +86,10 @@ def transitions(names):
 
 
 def q_values(names, obs):
-    """The network's values of all actions; of the distributions that C51 learns, the means."""
+    """The network's values of all actions; of distributions (C51, QR-DQN), the means."""
+    is_distributional = "atoms" in names or "fractions" in names
     with torch.no_grad():
-        return names["q_network"].q_values(obs) if "atoms" in names else names["q_network"](obs)
+        return names["q_network"].q_values(obs) if is_distributional else names["q_network"](obs)
 
 
 def weights(run):
@@ -461,7 +462,7 @@ def test_dqn_6_tau_moves_the_target_network_part_of_the_way(file, tmp_path):
 
 
 def test_metrics(file, tmp_path):
-    loss_name = "loss" if "c51" in file.stem else "td_loss"
+    loss_name = "loss" if "c51" in file.stem or "qrdqn" in file.stem else "td_loss"
     seen = {}
 
     def look(names):

@@ -49,7 +49,7 @@ def make_run(file, folder):
     checkpoint = torch.load(run / "checkpoint.pt", weights_only=True)
     for name in export.NETWORKS:
         for parameter, x in checkpoint.get(name, {}).items():
-            if "moments" not in parameter and parameter not in ("atoms", "sizes"):
+            if "moments" not in parameter and parameter not in ("atoms", "fractions", "sizes"):
                 checkpoint[name][parameter] = 2 * x
     torch.save(checkpoint, run / "checkpoint.pt")
     return run
@@ -110,9 +110,8 @@ def truth(policy, networks, given, envs, obs, is_last):
     if "q_network" in networks:
         network, x = networks["q_network"], torch.from_numpy(obs)
         x = x if x.dtype == torch.uint8 else x.float()
-        return expected | {
-            "q_values": network.q_values(x) if hasattr(network, "atoms") else network(x)
-        }
+        is_distributional = hasattr(network, "atoms") or hasattr(network, "fractions")
+        return expected | {"q_values": network.q_values(x) if is_distributional else network(x)}
     output = networks["actor"](torch.from_numpy(obs).float())
     if isinstance(output, tuple):
         expected |= {"mean": output[0], "log_std": output[1]}
@@ -183,7 +182,10 @@ def test_onnx_is_load_policy(stem, runs, monkeypatch, capsys):
     [
         "ppo_continuous_action",
         "c51",
-        *(pytest.param(x, marks=pytest.mark.slow) for x in ("ppo", "td3_continuous_action")),
+        *(
+            pytest.param(x, marks=pytest.mark.slow)
+            for x in ("ppo", "qrdqn", "td3_continuous_action")
+        ),
     ],
 )
 def test_json_and_safetensors_hold_the_same_policy(stem, runs, tmp_path, monkeypatch):

@@ -290,7 +290,7 @@ def cards():
             "dqn__CartPole-v1",
             "off-policy-discrete",
             "Off-policy, discrete actions",
-            "DQN, C51, Rainbow, QDagger, PQN, SAC",
+            "DQN, C51, QR-DQN, Rainbow, QDagger, PQN, SAC",
         ),
         (
             "ddpg_continuous_action__HalfCheetah-v4",

@@ -43,6 +43,7 @@ PARENTS = {  # what a file grew out of, where its name does not say so
     "pqn_jax": "ppo_jax",
     "pqn_atari_envpool": "ppo_atari_envpool",
     "c51": "dqn",
+    "qrdqn": "c51",
     "c51_atari": "dqn_atari",
     "c51_jax": "dqn_jax",
     "c51_atari_jax": "dqn_atari_jax",

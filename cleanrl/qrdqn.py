@@ -1,0 +1,578 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#     "filelock>=3.20", "gymnasium[classic-control]>=1.2.1,<2", "moviepy>=2", "numpy>=2",
+#     "psutil>=7", "pydantic>=2.11", "tensorboard>=2.20", "torch>=2.9", "tqdm>=4.67", "tyro>=1.0",
+#     "wandb>=0.22",
+# ]
+# ///
+"""Quantile regression DQN (QR-DQN), distributional Q-learning, for vector observations and
+discrete actions.
+
+    uv run cleanrl/qrdqn.py                                # CartPole-v1, to a return near 500
+    uv run cleanrl/qrdqn.py --env-id Acrobot-v1 --seed 2
+    uv run cleanrl/qrdqn.py --resume runs/<run>            # continue an interrupted run
+    tensorboard --logdir runs
+
+Tags such as [qrdqn 2] refer to the implementation details in docs/rl-algorithms/{qrdqn,dqn}.md.
+"""
+
+import atexit
+import hashlib
+import importlib
+import itertools
+import json
+import math
+import os
+import platform
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.metadata import distributions
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import psutil
+import torch
+import torch.nn as nn
+import tyro
+from filelock import FileLock, Timeout
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+
+@dataclass
+class Args:
+    exp_name: str = Path(__file__).stem  # name of the experiment
+    seed: int = 1  # random seed of the weights, the environments and all sampling
+    torch_deterministic: bool = True  # use deterministic PyTorch algorithms
+    cuda: bool = True  # use a GPU if the networks are large enough to benefit from it
+    track: bool = False  # log to Weights & Biases as well
+    wandb_project_name: str = "cleanRL"  # W&B project
+    wandb_entity: str | None = None  # W&B team
+    capture_video: bool = False  # record the first environment to runs/<run>/videos
+    resume: str | None = None  # folder of an interrupted run to continue with its own flags
+    checkpoint_interval: int = 50_000  # environment steps between checkpoints
+    checkpoint_buffer: bool = True  # save the replay buffer; otherwise a resumed run refills it
+
+    env_id: str = "CartPole-v1"  # Gymnasium environment id
+    total_timesteps: int = 500_000  # environment steps of the whole run
+    learning_rate: float = 2.5e-4  # learning rate of Adam
+    num_envs: int = 1  # parallel environments
+    n_quantiles: int = 50  # number of quantiles of the return distribution
+    kappa: float = 1.0  # threshold between the quadratic and the linear part of the Huber loss
+    buffer_size: int = 10_000  # capacity of the replay buffer in environment steps
+    gamma: float = 0.99  # discount factor
+    target_network_frequency: int = 500  # environment steps between target network updates
+    batch_size: int = 128  # transitions per update
+    start_e: float = 1.0  # initial epsilon of epsilon-greedy exploration
+    end_e: float = 0.05  # final epsilon
+    exploration_fraction: float = 0.5  # fraction of the run over which epsilon is annealed
+    learning_starts: int = 10_000  # environment steps before the first update
+    train_frequency: int = 10  # environment steps between updates
+
+    def check(self):
+        """Reject invalid flags before anything is written."""
+        require_positive(self, "num_envs", "batch_size", "train_frequency", "learning_rate")
+        require_positive(self, "target_network_frequency", "checkpoint_interval")
+        require_positive(self, "exploration_fraction", "n_quantiles", "kappa")
+        require_fraction(self, "gamma", "start_e", "end_e", "exploration_fraction")
+        least = 4 * self.num_envs  # every other step may only reset
+        require(self.learning_starts >= least, f"learning_starts must be at least {least}")
+        require(self.buffer_size >= least, f"buffer_size must be at least {least}")
+        require(self.total_timesteps >= self.num_envs, "total_timesteps is less than num_envs")
+
+
+def make_envs(args, num_envs, render_mode=None):
+    statistics = [gym.wrappers.RecordEpisodeStatistics]
+    return gym.make_vec(args.env_id, num_envs, "sync", wrappers=statistics, render_mode=render_mode)
+
+
+class QNetwork(nn.Module):
+    """The quantiles of the return of each action, at the same fractions [qrdqn 1]."""
+
+    def __init__(self, envs, fractions):
+        super().__init__()
+        obs_dim = int(np.prod(envs.single_observation_space.shape))
+        self.register_buffer("fractions", fractions)
+        self.hidden1 = nn.Linear(obs_dim, 120)
+        self.hidden2 = nn.Linear(120, 84)
+        self.quantiles = nn.Linear(84, int(envs.single_action_space.n) * len(fractions))
+
+    def forward(self, obs):
+        """Quantiles of the return, for each action."""
+        hidden = self.hidden1(obs.reshape(len(obs), -1)).relu()
+        hidden = self.hidden2(hidden).relu()
+        return self.quantiles(hidden).unflatten(1, (-1, len(self.fractions)))
+
+    def q_values(self, obs):
+        return self(obs).mean(-1)
+
+
+def quantile_huber_loss(quantiles, targets, fractions, kappa):
+    """Huber loss between all quantiles and targets, with a weight for each side [qrdqn 3]."""
+    errors = targets[:, None, :] - quantiles[:, :, None]
+    sizes = errors.abs()
+    huber = torch.where(sizes < kappa, sizes.square() / (2 * kappa), sizes - kappa / 2)
+    weights = (fractions[:, None] - (errors < 0).float()).abs()
+    return (weights * huber).mean(2).sum(1).mean()
+
+
+class ReplayBuffer(nn.Module):
+    """A ring buffer of the last steps [dqn 1]; an nn.Module, so that checkpoints can include it."""
+
+    def __init__(self, size, envs):
+        super().__init__()
+        self.num_envs = envs.num_envs
+        self.size = size - size % envs.num_envs
+        obs_shape = envs.single_observation_space.shape
+        self.register_buffer("obs", torch.zeros(self.size, *obs_shape))
+        self.register_buffer("is_first", torch.zeros(self.size, dtype=torch.bool))  # after a reset
+        self.register_buffer("actions", torch.zeros(self.size, dtype=torch.int64))
+        self.register_buffer("rewards", torch.zeros(self.size))
+        self.register_buffer("terminated", torch.zeros(self.size, dtype=torch.bool))
+        self.register_buffer("added", torch.zeros(1, dtype=torch.int64))  # steps added in total
+        self.columns = {name: x.numpy() for name, x in self.named_buffers()}  # shares the memory
+
+    def add(self, **step):
+        start = self.num_added % self.size
+        for name, values in step.items():
+            self.columns[name][start : start + self.num_envs] = values
+        self.columns["added"] += self.num_envs
+
+    @property
+    def num_added(self):
+        return int(self.columns["added"][0])
+
+    def transitions(self, rows):
+        """The rows that are followed by a row of the same episode."""
+        return rows[~self.columns["is_first"][(rows + self.num_envs) % self.size]]
+
+    def sample(self, batch_size, device):
+        """Sample transitions uniformly [dqn 2]; a step that only resets is not a transition."""
+        oldest = max(0, self.num_added - self.size)
+        newest = self.num_added - self.num_envs  # its next observation is not stored yet
+        rows = torch.randint(oldest, newest, (2 * batch_size,)).numpy() % self.size
+        rows = self.transitions(rows)
+        if len(rows) < batch_size:  # by chance, or because there are few transitions
+            rows = self.transitions(np.arange(oldest, newest) % self.size)
+            if len(rows) == 0:
+                raise SystemExit("no transition to learn from: increase --learning-starts")
+            rows = rows[torch.randint(len(rows), (batch_size,)).numpy()]
+        rows = rows[:batch_size]
+        names = ("obs", "actions", "rewards", "terminated")
+        batch = {name: self.columns[name][rows] for name in names}
+        batch["next_obs"] = self.columns["obs"][(rows + self.num_envs) % self.size]
+        return {name: torch.from_numpy(x).to(device) for name, x in batch.items()}
+
+
+def count_due(every, global_step, num_envs):
+    """How many multiples of `every` lie in the last num_envs environment steps."""
+    return global_step // every - (global_step - num_envs) // every
+
+
+def load_policy(checkpoint, envs):
+    """The trained policy for evaluation: a function from observations to actions."""
+    q_network = QNetwork(envs, checkpoint["q_network"]["fractions"]).eval()
+    q_network.load_state_dict(checkpoint["q_network"])
+
+    @torch.no_grad()
+    def policy(obs, is_last):
+        actions = q_network.q_values(torch.from_numpy(obs).float()).argmax(1)
+        return actions.numpy() + envs.single_action_space.start
+
+    return policy
+
+
+# -- the same in every PyTorch file: flags, errors, run folder, checkpoints ------------------------
+
+
+sys.path.append(os.getcwd())  # --env-id my_envs:MyEnv-v0 finds my_envs.py here
+FILE_HASH = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+TRACKER = os.environ.get("CLEANRL_TRACKER", "wandb")  # or trackio, which has the same API
+interrupted = threading.Event()  # set by the first Ctrl+C or SIGTERM
+NUMPY = [np.ndarray, np.dtype, np._core.multiarray._reconstruct, np._core.multiarray.scalar]
+NUMPY += [type(np.dtype(code)) for code in "?bBhHiIlLefd"]
+torch.serialization.add_safe_globals(NUMPY)  # checkpoints may hold NumPy arrays and scalars
+
+
+def require(condition, message):
+    if not condition:
+        raise ValueError(message)
+
+
+def require_positive(args, *names):
+    for name in names:
+        require(getattr(args, name) > 0, f"{name} must be positive, not {getattr(args, name)}")
+
+
+def require_fraction(args, *names):
+    for name in names:
+        value = getattr(args, name)
+        require(0 <= value <= 1, f"{name} must be between 0 and 1, not {value}")
+
+
+def require_memory(num_bytes):
+    free = psutil.virtual_memory().available
+    require(num_bytes < free, f"{num_bytes / 1e9:.1f} GB of memory needed, {free / 1e9:.1f} free")
+
+
+def require_envs(args, envs, mode=gym.vector.AutoresetMode.NEXT_STEP):
+    """Check the autoreset mode and, for videos, that the environment renders frames."""
+    require(envs.metadata.get("autoreset_mode") == mode, f"its autoreset mode is not {mode.name}")
+    if args.capture_video:
+        require("rgb_array" in envs.metadata.get("render_modes", ()), "no rgb_array render mode")
+        envs.reset()
+        envs.render()  # MuJoCo needs OpenGL, which a server may not have
+
+
+@contextmanager
+def explain(attempt):
+    """Report an exception as a one-line error; CLEANRL_TRACEBACK=1 shows the traceback."""
+    try:
+        yield
+    except Exception as error:
+        if os.environ.get("CLEANRL_TRACEBACK"):
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise SystemExit(f"cannot {attempt}: {reason[:500]}") from None
+
+
+def command_line():
+    """The arguments for tyro; "--cuda False", as in CleanRL v1, becomes --no-cuda."""
+    words = sys.argv[1:]
+    for i in reversed(range(len(words) - 1)):
+        name = words[i].removeprefix("--").replace("-", "_")
+        if words[i + 1] in ("True", "False") and isinstance(getattr(Args, name, None), bool):
+            words[i : i + 2] = [f"--{name}" if words[i + 1] == "True" else f"--no-{name}"]
+    return words
+
+
+def parse_args():
+    """The flags of the command line, or with --resume those of the interrupted run."""
+    args = tyro.cli(Args, args=command_line())
+    if args.resume:
+        with explain(f"resume {args.resume}"):
+            args = load_args(args.resume)
+    with explain("run with these flags"):
+        for name, value in vars(args).items():
+            require(not isinstance(value, float) or math.isfinite(value), f"{name} is {value}")
+        require(0 <= args.seed < 2**32, "seed must be between 0 and 2**32 - 1")
+        args.check()
+    return args
+
+
+def load_args(folder):
+    """The flags of a run; with --resume, only a larger --total-timesteps may be passed."""
+    from pydantic import TypeAdapter
+
+    run = json.loads(Path(folder, "run.json").read_text())
+    require(run["file"] == Path(__file__).name, f"it is a run of {run['file']}")
+    if run.get("sha256", FILE_HASH) != FILE_HASH:
+        print(f"warning: {run['file']} has changed since this run started", file=sys.stderr)
+    recorded = TypeAdapter(Args).validate_python(run["args"] | {"resume": folder})
+    args = tyro.cli(Args, args=command_line(), default=recorded)
+    changed = [name for name, value in vars(args).items() if value != getattr(recorded, name)]
+    require(set(changed) <= {"total_timesteps"}, f"do not pass {', '.join(changed)} with --resume")
+    require(args.total_timesteps >= recorded.total_timesteps, "total_timesteps can only grow")
+    return args
+
+
+def seed_everything(args):
+    random.seed(args.seed)
+    np.random.seed(args.seed)
+    torch.manual_seed(args.seed)
+    torch.use_deterministic_algorithms(args.torch_deterministic)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic matrix products
+    torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs 10%
+
+
+def make_run_folder(args):
+    """runs/{env_id}__{exp_name}__{seed}__{unix time}, with a unique time."""
+    for second in itertools.count(int(time.time())):
+        name = f"{args.env_id}__{args.exp_name}__{args.seed}__{second}"
+        folder = Path("runs", re.sub(r"[/\\:]", "-", name))
+        with suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            return folder
+
+
+def lock_run_folder(folder):
+    """Refuse a folder that another process is writing to."""
+    lock = FileLock(folder / "lock", timeout=0, is_singleton=True)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ValueError(f"process {(folder / 'pid').read_text()} is writing to it") from None
+    atexit.register(lock.release)
+    (folder / "pid").write_text(str(os.getpid()))
+
+
+def open_run(args, device, global_step, **more):
+    """The run folder, with the flags and versions in run.json, and its TensorBoard writer."""
+    folder = Path(args.resume or "runs")
+    with explain(f"log to {folder}"):
+        if args.track:
+            tracker = importlib.import_module(TRACKER)
+            if TRACKER == "wandb":
+                tracker.login()  # a missing login is reported before anything is written
+        if args.resume:
+            lock_run_folder(folder)
+            run = json.loads((folder / "run.json").read_text())
+        else:
+            describe = ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=40"]
+            here = Path(__file__).parent
+            git = subprocess.run(describe, cwd=here, capture_output=True, text=True)
+            run = {
+                "file": Path(__file__).name,
+                "sha256": FILE_HASH,
+                "tags": [tag for tag in os.environ.get("WANDB_TAGS", "").split(",") if tag],
+                "start_time": time.time(),
+                "commit": git.stdout.strip().removesuffix("-dirty"),
+                "dirty": git.stdout.strip().endswith("-dirty"),
+                "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+                "python": platform.python_version(),
+                "packages": {package.name: package.version for package in distributions()},
+            } | more
+            folder = make_run_folder(args)
+            lock_run_folder(folder)
+            shutil.copy(__file__, folder)  # the exact code of this run
+        run["args"] = asdict(args) | {"resume": None}
+        (folder / "run.tmp").write_text(json.dumps(run, indent=2, default=str))
+        os.replace(folder / "run.tmp", folder / "run.json")
+        if args.track:
+            names = dict(project=args.wandb_project_name, name=folder.name, resume="allow")
+            if TRACKER == "wandb":
+                names |= dict(entity=args.wandb_entity, id=folder.name, sync_tensorboard=True)
+            tracker.init(**names, config=asdict(args))
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
+    sys.excepthook = partial(report_crash, args, folder)
+    print(f"run folder: {folder}")
+    print(f"device: {device}, {torch.get_num_threads()} CPU threads", flush=True)
+    writer = TrackioWriter if args.track and TRACKER == "trackio" else SummaryWriter
+    return folder, writer(folder, purge_step=global_step + 1)  # hides steps that a resume repeats
+
+
+class TrackioWriter(SummaryWriter):
+    """Sends TensorBoard's scalars to Trackio, too; Weights & Biases reads them itself."""
+
+    def add_scalar(self, name, value, step):
+        super().add_scalar(name, value, step)
+        scalar = torch.as_tensor(value).item()
+        importlib.import_module("trackio").log({name: scalar}, step=int(step))
+
+
+def interrupt(number, frame):
+    """The first signal lets the loop save a checkpoint and stop, the second ends the program."""
+    interrupted.set()
+    signal.signal(number, signal.SIG_DFL)
+
+
+def report_crash(args, folder, kind, error, traceback):
+    """Below the traceback, say where the run failed and how to resume it."""
+    error.add_note(f"{args.env_id} failed at step {global_step}, continue with --resume {folder}")
+    sys.__excepthook__(kind, error, traceback)
+
+
+def check_finite(args, step, **values):
+    """End the run at the first NaN or infinity, before it reaches a checkpoint."""
+    for name, value in values.items():
+        finite = np.isfinite(value)
+        if not finite.all():
+            bad = np.asarray(value)[~finite][0]
+            raise SystemExit(f"{name} of {args.env_id} at step {step}: {bad}")
+
+
+class RecordVideo(gym.wrappers.vector.RecordVideo):
+    """Episodes of the first environment, at most 1,000 frames each, kept in memory."""
+
+    def __init__(self, envs, folder, step):
+        super().__init__(envs, folder, name_prefix=f"step-{step}", record_first_only=True)
+
+    def _capture_frame(self):
+        super()._capture_frame()
+        if len(self.recorded_frames) >= 1000:
+            self.stop_recording()
+
+
+def log_videos(folder, logged, global_step):
+    """Upload the videos that are not in logged yet to Weights & Biases or Trackio."""
+    tracker = importlib.import_module(TRACKER)
+    for path in sorted(set(folder.glob("videos/*.mp4")) - logged):
+        tracker.log({"videos": tracker.Video(str(path)), "global_step": global_step})
+        logged.add(path)
+
+
+def save_checkpoint(folder, modules, global_step):
+    """Write a new file, then rename it, so that none is incomplete. Stops if interrupted."""
+    checkpoint = {name: module.state_dict() for name, module in modules.items()}
+    checkpoint["args"] = json.loads((folder / "run.json").read_text())["args"]
+    checkpoint["global_step"] = global_step
+    checkpoint["rng"] = torch.get_rng_state()
+    checkpoint["cuda_rng"] = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    path = folder / "checkpoint.tmp"
+    with explain(f"save step {global_step} ({shutil.disk_usage(folder).free / 1e9:.1f} GB free)"):
+        require_finite_weights(checkpoint)
+        try:
+            torch.save(checkpoint, path)
+            types = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+            require(not types, f"a checkpoint cannot hold {', '.join(types)}")
+            os.replace(path, folder / "checkpoint.pt")
+        finally:
+            path.unlink(missing_ok=True)
+    if interrupted.is_set():
+        raise SystemExit(f"interrupted at step {global_step}, continue with --resume {folder}")
+
+
+def require_finite_weights(checkpoint):
+    for name in [name for name, state in checkpoint.items() if isinstance(state, dict)]:
+        for key, value in checkpoint[name].items():
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                require(value.isfinite().all(), f"{name}.{key} is not finite")
+
+
+def restore_checkpoint(args, modules):
+    """Load the run's last checkpoint into the modules; returns its step, 0 if there is none yet."""
+    path = Path(args.resume or "", "checkpoint.pt")
+    if not args.resume or not path.exists():
+        return 0
+    with explain(f"resume {args.resume}"):
+        try:
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception:
+            raise ValueError("checkpoint.pt is damaged, or holds more than weights") from None
+        require_finite_weights(checkpoint)
+        for name, module in modules.items():
+            require(name in checkpoint, f"its checkpoint has no {name}")
+            module.load_state_dict(checkpoint[name])
+        torch.set_rng_state(checkpoint["rng"])
+        torch.cuda.set_rng_state_all(checkpoint["cuda_rng"][: torch.cuda.device_count()])
+        return checkpoint["global_step"]
+
+
+# -- the algorithm ---------------------------------------------------------------------------------
+
+
+if __name__ == "__main__":
+    args = parse_args()
+    with explain(f"train on {args.env_id}"):
+        envs = make_envs(args, args.num_envs, "rgb_array" if args.capture_video else None)
+        obs_space, action_space = envs.single_observation_space, envs.single_action_space
+        require(isinstance(obs_space, gym.spaces.Box), "Box observations are needed")
+        require(isinstance(action_space, gym.spaces.Discrete), "Discrete actions are needed")
+        require_envs(args, envs)
+        require_memory(4 * args.buffer_size * math.prod(obs_space.shape))
+
+    seed_everything(args)
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the initial weights do not depend on the number of cores
+    fractions = (torch.arange(args.n_quantiles) + 0.5) / args.n_quantiles  # [qrdqn 2]
+    q_network = QNetwork(envs, fractions)
+    target_network = QNetwork(envs, fractions).requires_grad_(False).eval()
+    target_network.load_state_dict(q_network.state_dict())
+    work = args.batch_size * sum(p.numel() for p in q_network.parameters())  # multiplications
+    use_cuda = args.cuda and torch.cuda.is_available() and work > 2**26
+    device = torch.device("cuda" if use_cuda else "cpu")
+    torch.set_num_threads(1 if use_cuda or work < 2**24 else num_threads)
+    q_network.to(device).eval()
+    target_network.to(device)
+    fractions = fractions.to(device)
+    adam = dict(lr=args.learning_rate, eps=0.01 / args.batch_size, fused=True)  # [qrdqn 4]
+    optimizer = torch.optim.Adam(q_network.parameters(), **adam)
+    buffer = ReplayBuffer(args.buffer_size, envs)
+    modules = {"q_network": q_network, "target_network": target_network, "optimizer": optimizer}
+    if args.checkpoint_buffer:
+        modules["buffer"] = buffer
+    global_step = start_step = restore_checkpoint(args, modules)
+    run_folder, writer = open_run(args, device, global_step)
+    logged_videos = set(run_folder.glob("videos/*.mp4"))
+    if args.capture_video:
+        envs = RecordVideo(envs, run_folder / "videos", global_step)
+
+    N = args.num_envs
+    num_iterations = args.total_timesteps // N
+    exploration_steps = args.exploration_fraction * args.total_timesteps
+    reset_seed = np.random.SeedSequence((args.seed, global_step)).generate_state(1)[0]
+    obs, _ = envs.reset(seed=int(reset_seed))
+    is_first = np.ones(N, dtype=bool)  # obs starts an episode
+    is_last = np.zeros(N, dtype=bool)  # obs ends an episode: the next step only resets
+    index = torch.arange(args.batch_size, device=device)
+    start_time = time.time()
+    progress = tqdm(initial=global_step, total=num_iterations * N, unit="step", unit_scale=True)
+
+    for iteration in range(global_step // N, num_iterations):
+        # act epsilon-greedily [dqn 3]
+        epsilon = np.interp(global_step, (0, exploration_steps), (args.start_e, args.end_e))
+        chance, choice = torch.rand(2, N).numpy()
+        is_random = chance < epsilon
+        actions = (choice * action_space.n).astype(np.int64)
+        if not is_random.all():
+            with torch.no_grad():
+                q_values = q_network.q_values(torch.from_numpy(obs).float().to(device))
+            actions = np.where(is_random, actions, q_values.argmax(1).cpu().numpy())
+        next_obs, rewards, terminated, truncated, infos = envs.step(actions + action_space.start)
+        for i in np.flatnonzero(infos.get("_episode", ())):
+            step, episode = global_step + i + 1, infos["episode"]
+            writer.add_scalar("charts/episodic_return", episode["r"][i], step)
+            writer.add_scalar("charts/episodic_length", episode["l"][i], step)
+            progress.set_postfix(episodic_return=f"{episode['r'][i]:.1f}", refresh=False)
+        global_step += N
+        check_finite(args, global_step, observation=next_obs, reward=rewards)
+        progress.update(N)
+
+        # remember
+        buffer.add(
+            obs=obs, is_first=is_first, actions=actions, rewards=rewards, terminated=terminated
+        )
+        obs, is_first, is_last = next_obs, is_last, terminated | truncated
+
+        # learn [dqn 4]; truncated episodes are bootstrapped, terminated ones are not
+        is_learning = buffer.num_added >= args.learning_starts
+        num_updates = count_due(args.train_frequency, global_step, N) if is_learning else 0
+        for _ in range(num_updates):  # [dqn 5]
+            q_network.train()
+            b = buffer.sample(args.batch_size, device)
+            with torch.no_grad():
+                next_quantiles = target_network(b["next_obs"])
+                next_actions = next_quantiles.mean(-1).argmax(1)
+                discounted = args.gamma * next_quantiles[index, next_actions]
+                targets = b["rewards"][:, None] + discounted * ~b["terminated"][:, None]
+            quantiles = q_network(b["obs"])[index, b["actions"]]
+            loss = quantile_huber_loss(quantiles, targets, fractions, args.kappa)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            q_network.eval()
+        if is_learning and count_due(args.target_network_frequency, global_step, N):  # [dqn 6]
+            target_network.load_state_dict(q_network.state_dict())
+
+        # log
+        if is_learning and count_due(100 * args.train_frequency, global_step, N):
+            check_finite(args, global_step, loss=loss.item())
+            for name, scalar in {
+                "charts/epsilon": epsilon,
+                "charts/SPS": int((global_step - start_step) / (time.time() - start_time)),
+                "losses/loss": loss,
+                "losses/q_values": quantiles.mean(),
+            }.items():
+                writer.add_scalar(name, scalar, global_step)
+        is_due = count_due(args.checkpoint_interval, global_step, N)
+        if is_due or iteration + 1 == num_iterations or interrupted.is_set():
+            writer.flush()
+            if args.track:
+                log_videos(run_folder, logged_videos, global_step)
+            save_checkpoint(run_folder, modules, global_step)
+
+    progress.close()
+    envs.close()
+    writer.close()
