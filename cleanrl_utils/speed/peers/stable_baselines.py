@@ -115,6 +115,12 @@ def dqn_settings():
     }
 
 
+def qrdqn_settings():
+    theirs = dqn_settings()
+    theirs["policy_kwargs"]["n_quantiles"] = settings["n_quantiles"]
+    return theirs
+
+
 def td3_settings():
     sigma = np.full(envs.action_space.shape, settings["exploration_noise"])
     return actor_critic_settings() | {
@@ -172,6 +178,7 @@ SETTINGS = {
     "MaskablePPO": ppo_settings,
     "RecurrentPPO": ppo_settings,
     "DQN": dqn_settings,
+    "QRDQN": qrdqn_settings,
     "TD3": td3_settings,
     "SAC": sac_settings,
     "TQC": tqc_settings,
