@@ -392,7 +392,7 @@ class MaskedActions(Probe):
         """Which values of the first part are valid, then of the second: one of each at least, and
         none when all is over."""
         self.valid = [
-            self.np_random.permutation(np.arange(n) < self.np_random.integers(1, n)) & ~over
+            self.np_random.permutation(np.arange(n) < self.np_random.integers(1, n)) & (not over)
             for n in (3, 2)
         ]
         return {"action_mask": np.concatenate(self.valid).astype(np.int8)}

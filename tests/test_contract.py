@@ -1020,7 +1020,7 @@ def test_what_fits_into_a_checkpoint(file, tmp_path):
     train(copy, tmp_path / "numpy", "--resume", run)
     path = f'{extra}\n    checkpoint["more"] = Path("x")'
     copy = changed_copy(file, tmp_path / "own", (extra, path))
-    with pytest.raises(SystemExit, match=r"cannot save step 64 .* cannot hold pathlib.PosixPath"):
+    with pytest.raises(SystemExit, match=r"cannot save step 64 .* cannot hold pathlib\S*PosixPath"):
         train(copy, tmp_path / "path", *flags)
 
 

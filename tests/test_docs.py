@@ -222,6 +222,8 @@ def test_command_runs(checkout, command, monkeypatch):
         :1
     ]
     words = command.replace("<run>", run.name)
+    if "dm_control/" in words:
+        pytest.importorskip("dm_control", reason="dm_control has no build for Python 3.13")
     if "--teacher" in words:
         teacher = untrained_teacher(words.split()[1], "BreakoutNoFrameskip-v4")
         words = words.replace("runs/<teacher>", str(teacher))

@@ -11,6 +11,7 @@ import re
 import socket
 import subprocess
 import sys
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 
@@ -133,7 +134,7 @@ def test_model_card(run, pushed, tmp_path):
         "![return of each training episode](curve.png)" in card.text
         and "[replay.mp4](replay.mp4)" in card.text
     )
-    assert f"| torch | {torch.__version__} |" in card.text and "| envpool |" not in card.text
+    assert f"| torch | {version('torch')} |" in card.text and "| envpool |" not in card.text
 
 
 def test_curve_and_video(run, pushed, tmp_path):
