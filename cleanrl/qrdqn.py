@@ -68,7 +68,7 @@ class Args:
     total_timesteps: int = 500_000  # environment steps of the whole run
     learning_rate: float = 2.5e-4  # learning rate of Adam
     num_envs: int = 1  # parallel environments
-    n_quantiles: int = 50  # number of quantiles of the return distribution
+    num_quantiles: int = 50  # quantiles of the return of each action
     kappa: float = 1.0  # threshold between the quadratic and the linear part of the Huber loss
     buffer_size: int = 10_000  # capacity of the replay buffer in environment steps
     gamma: float = 0.99  # discount factor
@@ -84,7 +84,7 @@ class Args:
         """Reject invalid flags before anything is written."""
         require_positive(self, "num_envs", "batch_size", "train_frequency", "learning_rate")
         require_positive(self, "target_network_frequency", "checkpoint_interval")
-        require_positive(self, "exploration_fraction", "n_quantiles", "kappa")
+        require_positive(self, "exploration_fraction", "num_quantiles", "kappa")
         require_fraction(self, "gamma", "start_e", "end_e", "exploration_fraction")
         least = 4 * self.num_envs  # every other step may only reset
         require(self.learning_starts >= least, f"learning_starts must be at least {least}")
@@ -98,32 +98,31 @@ def make_envs(args, num_envs, render_mode=None):
 
 
 class QNetwork(nn.Module):
-    """The quantiles of the return of each action, at the same fractions [qrdqn 1]."""
+    """The quantiles of the return of each action, at the same taus [qrdqn 1]."""
 
-    def __init__(self, envs, fractions):
+    def __init__(self, envs, taus):
         super().__init__()
         obs_dim = int(np.prod(envs.single_observation_space.shape))
-        self.register_buffer("fractions", fractions)
+        self.register_buffer("taus", taus)
         self.hidden1 = nn.Linear(obs_dim, 120)
         self.hidden2 = nn.Linear(120, 84)
-        self.quantiles = nn.Linear(84, int(envs.single_action_space.n) * len(fractions))
+        self.quantiles = nn.Linear(84, int(envs.single_action_space.n) * len(taus))
 
     def forward(self, obs):
         """Quantiles of the return, for each action."""
         hidden = self.hidden1(obs.reshape(len(obs), -1)).relu()
         hidden = self.hidden2(hidden).relu()
-        return self.quantiles(hidden).unflatten(1, (-1, len(self.fractions)))
+        return self.quantiles(hidden).unflatten(1, (-1, len(self.taus)))
 
     def q_values(self, obs):
         return self(obs).mean(-1)
 
 
-def quantile_huber_loss(quantiles, targets, fractions, kappa):
-    """Huber loss between all quantiles and targets, with a weight for each side [qrdqn 3]."""
-    errors = targets[:, None, :] - quantiles[:, :, None]
-    sizes = errors.abs()
-    huber = torch.where(sizes < kappa, sizes.square() / (2 * kappa), sizes - kappa / 2)
-    weights = (fractions[:, None] - (errors < 0).float()).abs()
+def quantile_huber_loss(quantiles, targets, taus, kappa):
+    """Huber loss of all pairs, weighted by tau above the quantile, 1 - tau below [qrdqn 3]."""
+    quantiles, targets = torch.broadcast_tensors(quantiles[:, :, None], targets[:, None, :])
+    huber = nn.functional.huber_loss(quantiles, targets, reduction="none", delta=kappa) / kappa
+    weights = (taus[:, None] - (targets < quantiles).float()).abs()
     return (weights * huber).mean(2).sum(1).mean()
 
 
@@ -182,7 +181,7 @@ def count_due(every, global_step, num_envs):
 
 def load_policy(checkpoint, envs):
     """The trained policy for evaluation: a function from observations to actions."""
-    q_network = QNetwork(envs, checkpoint["q_network"]["fractions"]).eval()
+    q_network = QNetwork(envs, checkpoint["q_network"]["taus"]).eval()
     q_network.load_state_dict(checkpoint["q_network"])
 
     @torch.no_grad()
@@ -476,9 +475,9 @@ if __name__ == "__main__":
     seed_everything(args)
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the initial weights do not depend on the number of cores
-    fractions = (torch.arange(args.n_quantiles) + 0.5) / args.n_quantiles  # [qrdqn 2]
-    q_network = QNetwork(envs, fractions)
-    target_network = QNetwork(envs, fractions).requires_grad_(False).eval()
+    taus = (torch.arange(args.num_quantiles) + 0.5) / args.num_quantiles  # [qrdqn 2]
+    q_network = QNetwork(envs, taus)
+    target_network = QNetwork(envs, taus).requires_grad_(False).eval()
     target_network.load_state_dict(q_network.state_dict())
     work = args.batch_size * sum(p.numel() for p in q_network.parameters())  # multiplications
     use_cuda = args.cuda and torch.cuda.is_available() and work > 2**26
@@ -486,7 +485,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1 if use_cuda or work < 2**24 else num_threads)
     q_network.to(device).eval()
     target_network.to(device)
-    fractions = fractions.to(device)
+    taus = taus.to(device)
     adam = dict(lr=args.learning_rate, eps=0.01 / args.batch_size, fused=True)  # [qrdqn 4]
     optimizer = torch.optim.Adam(q_network.parameters(), **adam)
     buffer = ReplayBuffer(args.buffer_size, envs)
@@ -548,7 +547,7 @@ if __name__ == "__main__":
                 discounted = args.gamma * next_quantiles[index, next_actions]
                 targets = b["rewards"][:, None] + discounted * ~b["terminated"][:, None]
             quantiles = q_network(b["obs"])[index, b["actions"]]
-            loss = quantile_huber_loss(quantiles, targets, fractions, args.kappa)
+            loss = quantile_huber_loss(quantiles, targets, taus, args.kappa)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -255,9 +255,9 @@ def make_program(args, envs, key):
 
         def qf_loss(params):
             quantiles = q_networks.apply(params, b["obs"], b["actions"])
-            shares = (jnp.arange(args.num_quantiles) + 0.5) / args.num_quantiles
+            taus = (jnp.arange(args.num_quantiles) + 0.5) / args.num_quantiles
             errors = targets[:, None, :] - quantiles[..., None]  # Q-network, row, quantile, target
-            weights = jnp.abs(shares[:, None] - (errors < 0))
+            weights = jnp.abs(taus[:, None] - (errors < 0))
             hubers = weights * optax.losses.huber_loss(errors)  # [tqc 3]
             loss = hubers.mean((1, 2, 3)).sum()
             return loss, {"qf_loss": loss / args.num_critics, "qf_values": quantiles.mean()}

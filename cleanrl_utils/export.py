@@ -89,7 +89,7 @@ class Policy(nn.Module):
     def evaluate(self, obs):
         if hasattr(self.network, "policy"):
             return self.network.policy(obs)
-        if hasattr(self.network, "atoms") or hasattr(self.network, "fractions"):
+        if hasattr(self.network, "atoms") or hasattr(self.network, "taus"):
             return self.network.q_values(obs)
         output = self.network(obs)
         return output[0] if self.name == "agent" else output  # without the values
@@ -286,8 +286,8 @@ def make_document(program, graph, about, digits=None):
         document["obs_std"] = numbers((tensors["obs_moments.var"] + 1e-8).sqrt())
     if "atoms" in tensors:
         document["atoms"] = numbers(tensors["atoms"])
-    if hasattr(graph.network, "fractions"):
-        document["n_quantiles"] = len(graph.network.fractions)
+    if hasattr(graph.network, "taus"):
+        document["num_quantiles"] = len(graph.network.taus)
     if isinstance(graph.space, gym.spaces.Box):
         document["action"] = "clip" if graph.name == "agent" else "scale"
         document |= {"low": numbers(graph.low), "high": numbers(graph.high)}
@@ -319,8 +319,8 @@ def run_json(path):
             logits = x.reshape(len(x), -1, len(document["atoms"]))
             chances = np.exp(logits - logits.max(-1, keepdims=True))
             x = (chances / chances.sum(-1, keepdims=True)) @ document["atoms"]
-        if "n_quantiles" in document:  # QR-DQN: Q-values are the means of quantiles
-            x = x.reshape(len(x), -1, document["n_quantiles"]).mean(-1)
+        if "num_quantiles" in document:  # QR-DQN: Q-values are the means of quantiles
+            x = x.reshape(len(x), -1, document["num_quantiles"]).mean(-1)
         if document["action"] == "argmax":
             return {"action": x.argmax(-1) + document["start"]}
         low, high = np.array(document["low"]), np.array(document["high"])

@@ -296,7 +296,7 @@ BAD_VALUES = {
     **dict.fromkeys(["teacher_eval_episodes", "temperature"], 0),
     **dict.fromkeys(["teacher_steps", "offline_steps"], -1),
     **{"n_atoms": 1, "v_min": 1000, "drop_quantiles": 25, "max_episode_steps": 0},
-    **{"n_quantiles": 0, "kappa": 0},
+    **{"num_quantiles": 0, "kappa": 0},
 }
 
 

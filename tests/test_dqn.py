@@ -87,7 +87,7 @@ def transitions(names):
 
 def q_values(names, obs):
     """The network's values of all actions; of distributions (C51, QR-DQN), the means."""
-    is_distributional = "atoms" in names or "fractions" in names
+    is_distributional = "atoms" in names or "taus" in names
     with torch.no_grad():
         return names["q_network"].q_values(obs) if is_distributional else names["q_network"](obs)
 

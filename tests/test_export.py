@@ -49,7 +49,7 @@ def make_run(file, folder):
     checkpoint = torch.load(run / "checkpoint.pt", weights_only=True)
     for name in export.NETWORKS:
         for parameter, x in checkpoint.get(name, {}).items():
-            if "moments" not in parameter and parameter not in ("atoms", "fractions", "sizes"):
+            if "moments" not in parameter and parameter not in ("atoms", "taus", "sizes"):
                 checkpoint[name][parameter] = 2 * x
     torch.save(checkpoint, run / "checkpoint.pt")
     return run
@@ -110,7 +110,7 @@ def truth(policy, networks, given, envs, obs, is_last):
     if "q_network" in networks:
         network, x = networks["q_network"], torch.from_numpy(obs)
         x = x if x.dtype == torch.uint8 else x.float()
-        is_distributional = hasattr(network, "atoms") or hasattr(network, "fractions")
+        is_distributional = hasattr(network, "atoms") or hasattr(network, "taus")
         return expected | {"q_values": network.q_values(x) if is_distributional else network(x)}
     output = networks["actor"](torch.from_numpy(obs).float())
     if isinstance(output, tuple):

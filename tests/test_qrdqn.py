@@ -44,7 +44,7 @@ def midpoints(count):
 
 def test_qrdqn_1_quantiles_for_each_action(file, tmp_path):
     """As many as asked for, without bounds; the action with the highest mean is the best one."""
-    flags = "--train-frequency 3 --total-timesteps 180 --n-quantiles 5".split()
+    flags = "--train-frequency 3 --total-timesteps 180 --num-quantiles 5".split()
     names = train(file, tmp_path, "--env-id", probe(file, "ActionAndObsMatter"), *SMALL, *flags)
     envs = names["make_envs"](names["args"], 3)
     obs = np.concatenate([envs.reset(seed=seed)[0] for seed in range(20)])
@@ -64,7 +64,7 @@ def test_qrdqn_1_quantiles_for_each_action(file, tmp_path):
 def test_qrdqn_1_the_mean_acts(file, tmp_path):
     """Not the median, the highest or the lowest quantile, each of which is another action's."""
     names = runpy.run_path(str(file))
-    args = names["Args"](n_quantiles=3)
+    args = names["Args"](num_quantiles=3)
     envs = names["make_envs"](args, 2)
     network = names["QNetwork"](envs, torch.tensor(midpoints(3)))
     with torch.no_grad():
@@ -85,13 +85,13 @@ def test_qrdqn_1_the_mean_acts(file, tmp_path):
 def test_qrdqn_2_midpoints_of_equal_shares(file, tmp_path, num_quantiles):
     """Quantile i of N stands for the returns between the fractions i / N and (i + 1) / N."""
     flags = ("--total-timesteps", 66, "--env-id", probe(file, "ConstantValue"), *SMALL)
-    flags = (*flags, "--n-quantiles", num_quantiles) if num_quantiles else flags
+    flags = (*flags, "--num-quantiles", num_quantiles) if num_quantiles else flags
     names = train(file, tmp_path, *flags)
     expected = torch.tensor(midpoints(num_quantiles or 50))
-    torch.testing.assert_close(names["fractions"], expected, atol=1e-7, rtol=0)
+    torch.testing.assert_close(names["taus"], expected, atol=1e-7, rtol=0)
     checkpoint = torch.load(only_run(tmp_path) / "checkpoint.pt", weights_only=True)
     for network in ("q_network", "target_network"):
-        assert torch.equal(checkpoint[network]["fractions"], names["fractions"])
+        assert torch.equal(checkpoint[network]["taus"], names["taus"])
 
 
 def textbook_loss(quantiles, targets, kappa):
@@ -132,7 +132,7 @@ def test_qrdqn_3_gradient_of_the_quantile_huber_loss(file, tmp_path, monkeypatch
         torch.testing.assert_close(flat_grad(names["q_network"]), expected, atol=1e-5, rtol=1e-3)
         assert names["loss"].item() == pytest.approx(loss.item(), rel=1e-4)
 
-    flags = "--total-timesteps 180 --train-frequency 20 --n-quantiles 7 --kappa 0.5".split()
+    flags = "--total-timesteps 180 --train-frequency 20 --num-quantiles 7 --kappa 0.5".split()
     env_id = probe(file, "RandomEnds")
     train(file, tmp_path, "--env-id", env_id, *SMALL, *flags, on_update=look)
     assert len(ends) == 7 * 16 and {(True, False), (False, True), (False, False)} <= set(ends)
@@ -155,8 +155,8 @@ def test_qrdqn_3_loss_matches_a_loop_over_the_pairs(file, tmp_path):
         quantiles, targets = rng.normal(size=(rows, num_quantiles)), np.empty((rows, num_targets))
         targets[:] = rng.normal(0, 2, targets.shape)
         targets[0, 0] = quantiles[0, 0]
-        fractions = torch.tensor(midpoints(num_quantiles), dtype=torch.float64)
-        data = torch.from_numpy(quantiles), torch.from_numpy(targets), fractions
+        taus = torch.tensor(midpoints(num_quantiles), dtype=torch.float64)
+        data = torch.from_numpy(quantiles), torch.from_numpy(targets), taus
         expected = [textbook_loss(*row, kappa) for row in zip(quantiles, targets, strict=True)]
         assert loss_of(*data, kappa).item() == pytest.approx(np.mean(expected), rel=1e-6)
 
@@ -164,16 +164,16 @@ def test_qrdqn_3_loss_matches_a_loop_over_the_pairs(file, tmp_path):
 
 
 def test_qrdqn_3_by_hand(file, tmp_path):
-    """The fractions are 1/4 and 3/4; errors are 0.5, 3, -0.5 and 2."""
+    """The taus are 1/4 and 3/4; errors are 0.5, 3, -0.5 and 2."""
     loss_of = runpy.run_path(str(file))["quantile_huber_loss"]
     quantiles, targets = torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 3.0]])
-    fractions = torch.tensor([0.25, 0.75])
+    taus = torch.tensor([0.25, 0.75])
     for kappa, expected in {
         1.0: (0.25 * (0.125 + 2.5) + 0.25 * 0.125 + 0.75 * 1.5) / 2,
         2.0: (0.25 * (0.0625 + 2) + 0.25 * 0.0625 + 0.75 * 1) / 2,
     }.items():
-        assert loss_of(quantiles, targets, fractions, kappa).item() == pytest.approx(expected)
-        twice = loss_of(quantiles.repeat(2, 1), targets.repeat(2, 1), fractions, kappa)
+        assert loss_of(quantiles, targets, taus, kappa).item() == pytest.approx(expected)
+        twice = loss_of(quantiles.repeat(2, 1), targets.repeat(2, 1), taus, kappa)
         assert twice.item() == pytest.approx(expected)
 
 
@@ -190,7 +190,7 @@ def test_quantiles_of_a_random_return(file, tmp_path, kappa, expected):
     """Of -1, 0 and 1, a third each. With a small kappa they are the quantiles; where the loss is
     quadratic as far as the next return, they are 2 tau - 1, as its derivative shows."""
     flags = "--learning-rate 0.005 --total-timesteps 6000 --buffer-size 6000 --batch-size 256"
-    flags = (*flags.split(), "--n-quantiles", 6, "--kappa", kappa)
+    flags = (*flags.split(), "--num-quantiles", 6, "--kappa", kappa)
     names = train(file, tmp_path, "--env-id", probe(file, "RandomReward"), *SMALL, *flags)
     with torch.no_grad():
         learned = names["q_network"](torch.zeros(1, 1))[0]

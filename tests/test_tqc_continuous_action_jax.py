@@ -117,10 +117,10 @@ def test_tqc_3_each_quantile_is_pulled_by_its_share(file, tmp_path):
     _, losses = update_critic(names, agent, b, jax.random.key(1))
     obs, actions, rewards, *_ = batch_of(b)
     values = quantiles(doubles(agent["q_networks"]), obs, actions).detach().numpy()
-    errors, shares = rewards.numpy()[:, None] - values, (np.arange(5) + 0.5) / 5
+    errors, taus = rewards.numpy()[:, None] - values, (np.arange(5) + 0.5) / 5
     hubers = np.where(np.abs(errors) <= 1, errors**2 / 2, np.abs(errors) - 0.5)
     assert (errors > 0).any() and (errors < 0).any()
-    expected = (np.where(errors > 0, shares, 1 - shares) * hubers).mean()
+    expected = (np.where(errors > 0, taus, 1 - taus) * hubers).mean()
     assert losses["qf_loss"] == pytest.approx(expected, rel=1e-4)
 
 

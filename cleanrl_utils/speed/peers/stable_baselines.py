@@ -117,7 +117,7 @@ def dqn_settings():
 
 def qrdqn_settings():
     theirs = dqn_settings()
-    theirs["policy_kwargs"]["n_quantiles"] = settings["n_quantiles"]
+    theirs["policy_kwargs"]["n_quantiles"] = settings["num_quantiles"]
     return theirs
 
 
