@@ -68,7 +68,7 @@ class Args:
     total_timesteps: int = 500_000  # environment steps of the whole run
     learning_rate: float = 2.5e-4  # learning rate of Adam
     num_envs: int = 1  # parallel environments
-    num_quantiles: int = 50  # quantiles of the return of each action
+    num_quantiles: int = 25  # quantiles of the return of each action
     kappa: float = 1.0  # threshold between the quadratic and the linear part of the Huber loss
     buffer_size: int = 10_000  # capacity of the replay buffer in environment steps
     gamma: float = 0.99  # discount factor

@@ -87,7 +87,7 @@ def test_qrdqn_2_midpoints_of_equal_shares(file, tmp_path, num_quantiles):
     flags = ("--total-timesteps", 66, "--env-id", probe(file, "ConstantValue"), *SMALL)
     flags = (*flags, "--num-quantiles", num_quantiles) if num_quantiles else flags
     names = train(file, tmp_path, *flags)
-    expected = torch.tensor(midpoints(num_quantiles or 50))
+    expected = torch.tensor(midpoints(num_quantiles or 25))
     torch.testing.assert_close(names["taus"], expected, atol=1e-7, rtol=0)
     checkpoint = torch.load(only_run(tmp_path) / "checkpoint.pt", weights_only=True)
     for network in ("q_network", "target_network"):
