@@ -22,6 +22,7 @@ PAGES += [*sorted((ROOT / "docs").rglob("*.md"))]
 NOT_RUN_HERE = """
 # it is what runs this test
 make test
+make test PYTHON=3.13
 # run by test_export
 python -m cleanrl_utils.export runs/<run> policy.safetensors
 python -m cleanrl_utils.export runs/<run> policy.json
