@@ -33,6 +33,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -101,6 +102,7 @@ class AtariLives(gym.vector.VectorWrapper):
 
     def __init__(self, envs, lives_count):
         super().__init__(envs)
+        weakref.finalize(self, self.__dict__.clear)  # at exit, or ale_py reports a leak
         self.metadata = envs.metadata | {"render_modes": ["rgb_array"], "render_fps": 15}
         self.lives_count = lives_count
         self.fire = int(ale_py.Action.FIRE in self.unwrapped.ale.get_action_set())  # 0 is NOOP
