@@ -35,6 +35,7 @@ PEERS = {  # file: the program in cleanrl_utils/speed/peers, and its packages
     "ppo_multidiscrete": ("stable_baselines.py sb3_contrib MaskablePPO", CONTRIB),
     "ppo_dict": ("stable_baselines.py stable_baselines3 PPO", f"{SB3} minigrid"),
     "ppo_continuous_lstm": ("stable_baselines.py sb3_contrib RecurrentPPO", CONTRIB),
+    "qrdqn": ("stable_baselines.py sb3_contrib QRDQN", CONTRIB),
     "ppo_rnn_jax": (
         "stable_baselines.py sb3_contrib RecurrentPPO",
         f"{CONTRIB} jax jaxlib flax optax gymnax six",
