@@ -89,7 +89,7 @@ class Args:
     def check(self):
         """Reject invalid flags before anything is written."""
         require_positive(self, "num_envs", "batch_size", "utd", "num_critics", "learning_rate")
-        require_positive(self, "learning_starts", "checkpoint_interval")
+        require_positive(self, "learning_starts", "checkpoint_interval", "num_quantiles")
         require_fraction(self, "gamma", "tau")
         some = 0 <= self.drop_quantiles < self.num_quantiles
         require(some, f"drop_quantiles must be between 0 and {self.num_quantiles - 1}")
